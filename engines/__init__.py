@@ -1,0 +1,1 @@
+"""ONNX → something that runs one step. Imports only the manifest from export."""

@@ -1,0 +1,1 @@
+"""Checkpoint → ONNX. Never imports engines or runtime."""

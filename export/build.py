@@ -1,0 +1,297 @@
+"""Checkpoint → bundle: graphs, weights, tokenizer and manifest, written whole or not at all."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import onnx_ir as ir
+
+from specexport.errors import ConfigError, SpecExportError
+from specexport.export.checkpoint import Checkpoint, open_checkpoint
+from specexport.export.config import DecoderConfig
+from specexport.export.decoder import DecoderGraph, build_decoder
+from specexport.export.families import read_config
+from specexport.export.manifest import (
+    DraftMethod,
+    FileEntry,
+    GraphSpec,
+    Manifest,
+    Method,
+    NgramMethod,
+    Provenance,
+    TensorSpec,
+    WeightType,
+    hash_file,
+)
+from specexport.export.vocabulary import require_same_vocabulary
+from specexport.export.weights import check_tensors, weights_size, write_weights
+
+DEFAULT_MAX_LENGTH = 8192
+_DTYPE_NAMES = {ir.DataType.FLOAT: "float32", ir.DataType.INT64: "int64", ir.DataType.BOOL: "bool"}
+_PACKAGES = ("specexport", "onnx", "onnx_ir", "torch", "transformers", "safetensors", "gguf")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is written, the bytes done and the bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What `build` makes of a checkpoint."""
+
+    method: Method = field(default_factory=NgramMethod)
+    draft: str | None = None
+    """Checkpoint of the draft model; goes with `DraftMethod` alone."""
+    weight_type: WeightType | None = None
+    """None keeps the checkpoint's own."""
+    max_length: int | None = None
+    """Prompt plus output tokens; None: the model's context, at most 8192."""
+    overwrite: bool = False
+    argv: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.draft is not None) != isinstance(self.method, DraftMethod):
+            raise ConfigError("Method draft needs a draft model, and only it takes one (--draft).")
+
+
+def build(
+    source: str,
+    output: Path,
+    options: BuildOptions = BuildOptions(),
+    progress: Progress = lambda what, done, total: None,
+) -> Manifest:
+    """Build a bundle from `source` (directory, hub id or GGUF file) at `output`.
+
+    Raises `SpecExportError`; whatever happens, `output` is either whole or as it was.
+    """
+    _check_output(output, overwrite=options.overwrite)
+    target = _Part.plan(source, "target", options)
+    draft = _Part.plan(options.draft, "draft", options) if options.draft is not None else None
+    parts = [part for part in (target, draft) if part is not None]
+    _check_space(output, sum(weights_size(part.graph) for part in parts))
+    with _whole_or_nothing(output) as folder:
+        target.checkpoint.write_tokenizer(_make(folder / "tokenizer"))
+        if draft is not None:
+            require_same_vocabulary(
+                folder / "tokenizer", draft.checkpoint, draft.config.vocab_size
+            )
+        specs = {part.role: part.write(folder, progress) for part in parts}
+        files = _hash_small_files(folder)
+        for part in parts:
+            files[part.weights_name] = part.weights_entry
+        manifest = Manifest(
+            target=specs["target"],
+            draft=specs.get("draft"),
+            method=options.method,
+            eos_token_ids=_eos_token_ids(target.checkpoint),
+            provenance=Provenance(
+                checkpoint=_absolute(source),
+                draft_checkpoint=_absolute(options.draft) if options.draft else None,
+                argv=options.argv,
+                versions=_versions(),
+            ),
+            files=files,
+        )
+        manifest.write(folder)
+    return manifest
+
+
+@dataclass(slots=True)
+class _Part:
+    """One graph of the bundle, planned before anything is written."""
+
+    role: str
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    graph: DecoderGraph
+    weight_type: WeightType
+    max_length: int
+    weights_entry: FileEntry = field(default_factory=lambda: FileEntry(size_bytes=0, sha256=""))
+
+    @classmethod
+    def plan(cls, source: str, role: str, options: BuildOptions) -> "_Part":
+        """Open and check everything that can be checked without reading the weights."""
+        checkpoint = open_checkpoint(source)
+        config = read_config(checkpoint.config)
+        max_length = options.max_length or min(config.max_position, DEFAULT_MAX_LENGTH)
+        if role == "target" and max_length > config.max_position:
+            raise ConfigError(
+                f"--max-length is {max_length}, but the model knows {config.max_position} "
+                "positions (max_position_embeddings). Lower it."
+            )
+        max_length = min(max_length, config.max_position)
+        weight_type = options.weight_type or _own_weight_type(checkpoint)
+        graph = build_decoder(config, weight_type, max_length)
+        check_tensors(graph, checkpoint, tied=config.tied_embeddings)
+        return cls(role, checkpoint, config, graph, weight_type, max_length)
+
+    @property
+    def weights_name(self) -> str:
+        return f"{self.role}/model.weights"
+
+    def write(self, folder: Path, progress: Progress) -> GraphSpec:
+        """Write graph and weights into `folder`."""
+        import onnx
+
+        path = _make(folder / self.role) / "model.onnx"
+        total, done = weights_size(self.graph), 0
+
+        def advance(size_bytes: int) -> None:
+            nonlocal done
+            done += size_bytes
+            progress(f"Writing {self.role} weights", done, total)
+
+        self.weights_entry = write_weights(
+            self.graph, self.checkpoint, folder / self.weights_name, advance
+        )
+        ir.save(self.graph.model, path)
+        onnx.checker.check_model(str(path))
+        return self._spec()
+
+    def _spec(self) -> GraphSpec:
+        config, graph = self.config, self.graph.model.graph
+        weights = self.graph.builder.weights.values()
+        return GraphSpec(
+            path=f"{self.role}/model.onnx",
+            family=config.family,
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_length=self.max_length,
+            sliding_window=config.sliding_window,
+            weight_type=self.weight_type,
+            num_parameters=sum(_product(weight.shape) for weight in weights),
+            inputs=tuple(_tensor_spec(value) for value in graph.inputs),
+            outputs=tuple(_tensor_spec(value) for value in graph.outputs),
+        )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+def _tensor_spec(value: ir.Value) -> TensorSpec:
+    assert value.shape is not None
+    assert value.dtype is not None
+    shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return TensorSpec(name=value.name or "", dtype=_DTYPE_NAMES[value.dtype], shape=shape)
+
+
+def _own_weight_type(checkpoint: Checkpoint) -> WeightType:
+    """The storage type of the largest share of the checkpoint: that of its embedding."""
+    from specexport.export.decoder import EMBEDDING
+
+    names = set(checkpoint.names())
+    stored = checkpoint.dtype(EMBEDDING) if EMBEDDING in names else "fp32"
+    own: dict[str, WeightType] = {"fp16": "fp16", "bf16": "bf16"}
+    return own.get(stored, "fp32")
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json decides, config.json where it is silent."""
+    for source in (checkpoint.generation_config, checkpoint.config):
+        ids = source.get("eos_token_id")
+        if isinstance(ids, int):
+            return (ids,)
+        if ids:
+            return tuple(int(i) for i in ids)
+    return ()
+
+
+def _hash_small_files(folder: Path) -> dict[str, FileEntry]:
+    return {
+        str(path.relative_to(folder)): hash_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".weights"
+    }
+
+
+def _check_output(output: Path, *, overwrite: bool) -> None:
+    if not output.parent.is_dir():
+        raise ConfigError(f"The folder {output.parent} does not exist. Make it, or change -o.")
+    if output.exists():
+        if not overwrite:
+            raise ConfigError(
+                f"{output} exists. Give --overwrite to replace it, or another path with -o."
+            )
+        if not (output / "manifest.json").is_file():
+            raise ConfigError(
+                f"{output} exists and is no bundle (no manifest.json), so --overwrite leaves it "
+                "alone. Give another path with -o."
+            )
+
+
+def _check_space(output: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(output.parent).free
+    if free_bytes < needed_bytes:
+        raise SpecExportError(_disk_full(output, f"{needed_bytes / 1e9:.2f} GB are needed, "))
+
+
+def _disk_full(output: Path, needed: str) -> str:
+    free_bytes = shutil.disk_usage(output.parent).free
+    return (
+        f"Not enough disk space beside {output}: {needed}{free_bytes / 1e9:.2f} GB are free. "
+        "Free some, choose another disk with -o, or store smaller weights (--weights bf16)."
+    )
+
+
+@contextmanager
+def _whole_or_nothing(output: Path) -> Iterator[Path]:
+    """A folder beside `output` that takes its place when the block ends well."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    except OSError as error:
+        raise SpecExportError(f"Cannot write beside {output}: {error.strerror}.") from None
+    try:
+        yield folder
+        folder.chmod(0o755)
+        _replace(folder, output)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SpecExportError(_disk_full(output, "")) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(folder: Path, output: Path) -> None:
+    if output.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent)) / "old"
+        os.rename(output, old)
+        os.rename(folder, output)
+        shutil.rmtree(old.parent)
+    else:
+        os.rename(folder, output)
+
+
+def _make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _absolute(source: str) -> str:
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+

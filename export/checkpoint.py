@@ -1,0 +1,94 @@
+"""A checkpoint as the exporter sees it: a config, named tensors read one at a time, its files."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specexport.errors import CheckpointError
+
+Tensor = NDArray[Any]  # float32, float16 or ml_dtypes.bfloat16
+
+
+class Checkpoint(Protocol):
+    """Tensors by their Hugging Face names, plus what the tokenizer and generation need."""
+
+    source: str
+    """What the user gave: a directory, a hub id or a GGUF file."""
+    config: dict[str, Any]
+    """As `config.json`."""
+    generation_config: dict[str, Any]
+    """As `generation_config.json`; empty where there is none."""
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor, without reading it."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """Storage type of one tensor: fp32, fp16, bf16 or the file's own word for another."""
+        ...
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor; raises `CheckpointError` if it is missing or cut off."""
+        ...
+
+    def write_tokenizer(self, directory: Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and the chat template."""
+        ...
+
+
+def open_checkpoint(source: str | Path) -> Checkpoint:
+    """Open a Hugging Face directory, a GGUF file or (downloading it) a hub id."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        from specexport.export.huggingface import HuggingFaceCheckpoint
+
+        return HuggingFaceCheckpoint(path, str(source))
+    if path.is_file():
+        if not is_gguf(path):
+            raise CheckpointError(
+                f"{path} is a file but no GGUF file. Give a Hugging Face directory "
+                "(with config.json and *.safetensors), a hub id such as org/name, or a GGUF file."
+            )
+        from specexport.export.gguf_checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(path)
+    from specexport.export.hub import download
+
+    return open_checkpoint_directory(download(str(source)), str(source))
+
+
+def open_checkpoint_directory(path: Path, source: str) -> Checkpoint:
+    """Open a Hugging Face directory that stands for `source`."""
+    from specexport.export.huggingface import HuggingFaceCheckpoint
+
+    return HuggingFaceCheckpoint(path, source)
+
+
+def is_gguf(path: Path) -> bool:
+    """True when the file begins with GGUF's magic number."""
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def as_dtype(tensor: Tensor, weight_type: str, name: str) -> Tensor:
+    """Convert to fp32, fp16 or bf16; raises `CheckpointError` where fp16 would overflow."""
+    import ml_dtypes
+
+    target = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[weight_type]
+    if tensor.dtype == target:
+        return tensor
+    with np.errstate(over="ignore"):
+        converted = tensor.astype(target)
+    if weight_type == "fp16" and not np.isfinite(converted).all():
+        raise CheckpointError(
+            f"{name} does not fit fp16 (largest magnitude {float(np.abs(tensor).max()):g}). "
+            "Use --weights bf16 or fp32."
+        )
+    return converted

@@ -1,0 +1,132 @@
+"""Hugging Face directories: config.json, safetensors (sharded or not), tokenizer files."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from specexport.errors import CheckpointError
+from specexport.export.checkpoint import Tensor
+
+_DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+class HuggingFaceCheckpoint:
+    """A directory with config.json and safetensors files, memory-mapped."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        """Open every shard; raises `CheckpointError` if one is missing, cut off or no safetensors."""
+        self.path = path
+        self.source = source
+        self.config = _read_json(path / "config.json", required=True)
+        self.generation_config = _read_json(path / "generation_config.json")
+        self._stack = ExitStack()
+        self._files = self._open_shards()
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._files.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor."""
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """Storage type of one tensor."""
+        word = str(self._slice(name).get_dtype())
+        return _DTYPES.get(word, word)
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor."""
+        if self.dtype(name) not in _DTYPES.values():
+            raise CheckpointError(
+                f"{name} is stored as {self.dtype(name)}; expected F32, F16 or BF16. "
+                "Give the unquantized checkpoint."
+            )
+        tensor = self._files[name].get_tensor(name)
+        if self.dtype(name) == "bf16":  # numpy has no bf16 of its own
+            import ml_dtypes
+            import torch
+
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+        return tensor.numpy()  # type: ignore[no-any-return]
+
+    def write_tokenizer(self, directory: Path) -> None:
+        """Copy the tokenizer files; an older tokenizer without tokenizer.json is converted."""
+        for name in _TOKENIZER_FILES:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, directory / name)
+        if not (directory / "tokenizer.json").is_file():
+            self._convert_tokenizer(directory)
+
+    def _convert_tokenizer(self, directory: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            AutoTokenizer.from_pretrained(self.path).backend_tokenizer.save(
+                str(directory / "tokenizer.json")
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.path} holds no tokenizer.json, and transformers cannot make one: "
+                f"{str(error).splitlines()[0]}. Copy the tokenizer files beside config.json."
+            ) from None
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._files:
+            raise CheckpointError(
+                f"{self.path} holds no tensor {name!r}. Is the download complete?"
+            )
+        return self._files[name].get_slice(name)
+
+    def _open_shards(self) -> dict[str, Any]:
+        from safetensors import SafetensorError, safe_open
+
+        files: dict[str, Any] = {}
+        for shard in self._shard_paths():
+            if not shard.is_file():
+                raise CheckpointError(f"{shard} is missing. Is the download complete?")
+            try:
+                file = self._stack.enter_context(safe_open(shard, framework="pt"))
+            except SafetensorError as error:
+                raise CheckpointError(
+                    f"{shard} is no whole safetensors file ({error}). Download it again."
+                ) from None
+            files.update(dict.fromkeys(file.keys(), file))
+        return files
+
+    def _shard_paths(self) -> list[Path]:
+        index = _read_json(self.path / "model.safetensors.index.json")
+        if index:
+            return [self.path / name for name in sorted(set(index["weight_map"].values()))]
+        if (single := self.path / "model.safetensors").is_file():
+            return [single]
+        if shards := sorted(self.path.glob("*.safetensors")):
+            return shards
+        pickles = [p.name for p in self.path.glob("*.bin")]
+        hint = (
+            f"It has {pickles[0]}: convert it with transformers' save_pretrained."
+            if pickles
+            else "Is the download complete?"
+        )
+        raise CheckpointError(f"{self.path} holds no .safetensors file. {hint}")
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise CheckpointError(
+                f"{path} is missing. Expected a Hugging Face directory with config.json, "
+                "*.safetensors and tokenizer files."
+            )
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no valid JSON: {error}. Download it again.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object; it holds {type(value).__name__}.")
+    return value

@@ -1,0 +1,210 @@
+"""The layer library: each function adds the nodes of one equation to a graph.
+
+Everything is `ai.onnx` opset 24. Activations are fp32; weights are stored in the builder's weight
+type and cast where they are used (engines fold the cast when they load the graph).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from specexport.export.manifest import WeightType
+
+OPSET = 24
+DATA_TYPES = {
+    "fp32": ir.DataType.FLOAT,
+    "fp16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How an initializer is made: from which tensor, transposed or not, stored in which type."""
+
+    source: str
+    shape: tuple[int, ...]
+    """In the checkpoint."""
+    weight_type: WeightType
+    transpose: bool = False
+
+
+class GraphBuilder:
+    """A tape of nodes plus the recipe of every weight that they use."""
+
+    def __init__(self, weight_type: WeightType) -> None:
+        """Large weights will be stored as `weight_type`, vectors as fp32."""
+        self.weight_type = weight_type
+        self.weights: dict[str, Weight] = {}
+        self.tables: dict[str, np.ndarray[Any, Any]] = {}
+        self._tape = Tape()
+        self._initializers: dict[str, ir.Value] = {}
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:  # noqa: ANN401
+        """Add a node with one output."""
+        return self._tape.op(op_type, list(inputs), attributes=attributes)
+
+    def ints(self, *values: int) -> ir.Value:
+        """A constant int64 vector."""
+        name = "const_" + "_".join(str(value) for value in values)
+        if name not in self._initializers:
+            tensor = ir.tensor(np.array(values, dtype=np.int64), name=name)
+            self._initializers[name] = self._tape.initializer(tensor)
+        return self._initializers[name]
+
+    def matrix(self, source: str, *shape: int, transpose: bool = False) -> ir.Value:
+        """A two-dimensional weight as stored, in the builder's weight type."""
+        weight = Weight(source, shape, self.weight_type, transpose)
+        return self._add(source, weight, shape[::-1] if transpose else shape)
+
+    def vector(self, source: str, size: int) -> ir.Value:
+        """A one-dimensional weight, always fp32."""
+        return self._add(source, Weight(source, (size,), "fp32"), (size,))
+
+    def table(self, name: str, values: np.ndarray[Any, Any]) -> ir.Value:
+        """A computed fp32 table, stored with the weights."""
+        self.tables[name] = values
+        self._initializers[name] = _initializer(name, values.shape, ir.DataType.FLOAT)
+        return self._initializers[name]
+
+    def to_fp32(self, value: ir.Value) -> ir.Value:
+        """Cast, unless weights are fp32 already."""
+        if self.weight_type == "fp32":
+            return value
+        return self.op("Cast", value, to=ir.DataType.FLOAT)
+
+    def graph(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> ir.Graph:
+        """Close the graph."""
+        return ir.Graph(
+            inputs,
+            outputs,
+            nodes=self._tape.nodes,
+            initializers=list(self._initializers.values()),
+            opset_imports={"": OPSET},
+            name="decoder",
+        )
+
+    def _add(self, name: str, weight: Weight, shape: tuple[int, ...]) -> ir.Value:
+        if name not in self._initializers:
+            self.weights[name] = weight
+            self._initializers[name] = _initializer(name, shape, DATA_TYPES[weight.weight_type])
+        return self._initializers[name]
+
+
+def _initializer(name: str, shape: tuple[int, ...], dtype: ir.DataType) -> ir.Value:
+    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+
+
+def linear(  # [..., I] -> [..., O]
+    g: GraphBuilder, x: ir.Value, name: str, sizes: tuple[int, int], *, bias: bool
+) -> ir.Value:
+    """`x W^T + b`, with W stored transposed as [I, O]; `sizes` is (I, O)."""
+    size_in, size_out = sizes
+    weight = g.matrix(f"{name}.weight", size_out, size_in, transpose=True)
+    y = g.op("MatMul", x, g.to_fp32(weight))
+    return g.op("Add", y, g.vector(f"{name}.bias", size_out)) if bias else y
+
+
+def rms_norm(g: GraphBuilder, x: ir.Value, name: str, size: int, eps: float) -> ir.Value:
+    """`x / sqrt(mean(x^2) + eps) * w` over the last axis."""
+    return g.op("RMSNormalization", x, g.vector(f"{name}.weight", size), axis=-1, epsilon=eps)
+
+
+def embedding(g: GraphBuilder, input_ids: ir.Value, name: str, sizes: tuple[int, int]) -> ir.Value:
+    """Rows of the [V, H] table: [B, Q] -> [B, Q, H]."""
+    return g.to_fp32(g.op("Gather", g.matrix(name, *sizes), input_ids, axis=0))
+
+
+def gated_mlp(
+    g: GraphBuilder, x: ir.Value, name: str, sizes: tuple[int, int], *, bias: bool
+) -> ir.Value:
+    """`down(silu(gate(x)) * up(x))`; `sizes` is (H, intermediate)."""
+    hidden, intermediate = sizes
+    gate = linear(g, x, f"{name}.gate_proj", (hidden, intermediate), bias=bias)
+    up = linear(g, x, f"{name}.up_proj", (hidden, intermediate), bias=bias)
+    silu = g.op("Mul", gate, g.op("Sigmoid", gate))
+    return linear(g, g.op("Mul", silu, up), f"{name}.down_proj", (intermediate, hidden), bias=bias)
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """The graph inputs that every attention layer reads, and the rotary tables."""
+
+    position_ids: ir.Value  # [B, Q]
+    write_indices: ir.Value  # [B]
+    attention_mask: ir.Value  # [B, 1, Q, T]
+    valid_length: ir.Value  # [1] = T
+    cos: ir.Value  # [max_length, D/2]
+    sin: ir.Value
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes and options of one attention layer."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+
+
+def attention(  # noqa: PLR0913 - the values that the equation names
+    g: GraphBuilder,
+    x: ir.Value,  # [B, Q, H]
+    name: str,
+    shape: AttentionShape,
+    step: StepValues,
+    past: tuple[ir.Value, ir.Value],  # key, value: [B, Hkv, S, D]
+) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
+    """Grouped-query attention over the cache after writing this step's keys and values into it."""
+    query = _heads(g, x, f"{name}.q_proj", shape, shape.num_heads)
+    key = _heads(g, x, f"{name}.k_proj", shape, shape.num_kv_heads)
+    value = _heads(g, x, f"{name}.v_proj", shape, shape.num_kv_heads)
+    if shape.qk_norm:
+        query = rms_norm(g, query, f"{name}.q_norm", shape.head_dim, shape.norm_eps)
+        key = rms_norm(g, key, f"{name}.k_norm", shape.head_dim, shape.norm_eps)
+    query, key = _rotate(g, query, step), _rotate(g, key, step)
+    present_key = _write(g, past[0], key, step)
+    present_value = _write(g, past[1], value, step)
+    context = g.op(  # [B, Hq, Q, D]
+        "Attention",
+        query,
+        _valid(g, present_key, step),
+        _valid(g, present_value, step),
+        step.attention_mask,
+    )
+    width = shape.num_heads * shape.head_dim
+    context = g.op("Reshape", g.op("Transpose", context, perm=[0, 2, 1, 3]), g.ints(0, 0, width))
+    sizes = (width, shape.hidden_size)
+    output = linear(g, context, f"{name}.o_proj", sizes, bias=shape.output_bias)
+    return output, (present_key, present_value)
+
+
+def _heads(
+    g: GraphBuilder, x: ir.Value, name: str, shape: AttentionShape, num_heads: int
+) -> ir.Value:
+    """Project and split: [B, Q, H] -> [B, heads, Q, D]."""
+    sizes = (shape.hidden_size, num_heads * shape.head_dim)
+    y = linear(g, x, name, sizes, bias=shape.qkv_bias)
+    y = g.op("Reshape", y, g.ints(0, 0, num_heads, shape.head_dim))
+    return g.op("Transpose", y, perm=[0, 2, 1, 3])
+
+
+def _rotate(g: GraphBuilder, x: ir.Value, step: StepValues) -> ir.Value:
+    return g.op("RotaryEmbedding", x, step.cos, step.sin, step.position_ids)
+
+
+def _write(g: GraphBuilder, past: ir.Value, new: ir.Value, step: StepValues) -> ir.Value:
+    return g.op("TensorScatter", past, new, step.write_indices, axis=-2)
+
+
+def _valid(g: GraphBuilder, present: ir.Value, step: StepValues) -> ir.Value:
+    """The first T entries: attention must not read the whole buffer."""
+    return g.op("Slice", present, g.ints(0), step.valid_length, g.ints(2))

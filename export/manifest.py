@@ -1,0 +1,164 @@
+"""What a bundle says of itself: `manifest.json`, read by the engines and written by `build`."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specexport.errors import BundleError
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+WeightType = Literal["fp32", "fp16", "bf16"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TensorSpec(_Frozen):
+    """One graph input or output; a named dimension is dynamic."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class GraphSpec(_Frozen):
+    """One exported decoder graph: what an engine must know to run it."""
+
+    path: str = Field(description="ONNX file, relative to the bundle")
+    family: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_length: int = Field(description="positions that the rotary tables hold")
+    sliding_window: int | None = None
+    weight_type: WeightType
+    num_parameters: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class NgramMethod(_Frozen):
+    """Draft the continuation of the latest earlier occurrence of the last n tokens."""
+
+    kind: Literal["ngram"] = "ngram"
+    num_speculative_tokens: int = Field(default=6, ge=1)
+    max_ngram: int = Field(default=4, ge=1)
+    min_ngram: int = Field(default=2, ge=1)
+
+
+class DraftMethod(_Frozen):
+    """Draft with a smaller model that shares the target's tokenizer."""
+
+    kind: Literal["draft"] = "draft"
+    num_speculative_tokens: int = Field(default=4, ge=1)
+
+
+class NoMethod(_Frozen):
+    """Plain decoding."""
+
+    kind: Literal["none"] = "none"
+    num_speculative_tokens: Literal[0] = 0
+
+
+Method = Annotated[NgramMethod | DraftMethod | NoMethod, Field(discriminator="kind")]
+
+
+class FileEntry(_Frozen):
+    """Size and SHA-256 of one file of the bundle."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Provenance(_Frozen):
+    """Where a bundle comes from."""
+
+    checkpoint: str
+    draft_checkpoint: str | None = None
+    argv: tuple[str, ...] = ()
+    versions: dict[str, str]
+
+
+class Manifest(_Frozen):
+    """The whole of `manifest.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    target: GraphSpec
+    draft: GraphSpec | None = None
+    method: Method
+    eos_token_ids: tuple[int, ...]
+    provenance: Provenance
+    files: dict[str, FileEntry]
+
+    def write(self, bundle: Path) -> None:
+        """Write `manifest.json` into `bundle`."""
+        (bundle / MANIFEST_NAME).write_text(self.model_dump_json(indent=2) + "\n")
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(size_bytes=path.stat().st_size, sha256=digest)
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """Read and check `manifest.json` alone; the other files are checked by `verify_files`."""
+    path = bundle / MANIFEST_NAME
+    if not path.is_file():
+        what = "is not a directory" if not bundle.is_dir() else f"holds no {MANIFEST_NAME}"
+        raise BundleError(
+            f"{bundle} {what}, so it is no specexport bundle. "
+            f"Make one with: specexport build MODEL -o {bundle}"
+        )
+    try:
+        raw: Any = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path} cannot be read ({error}). Build the bundle again.") from None
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{path} has schema version {version!r}; this specexport reads version "
+            f"{SCHEMA_VERSION}. Install a matching specexport or build the bundle again."
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(
+            f"{path} is damaged at {where!r}: {first['msg']}. Build the bundle again."
+        ) from None
+
+
+def verify_files(bundle: Path, manifest: Manifest, names: Sequence[str] | None = None) -> None:
+    """Raise `BundleError` unless every listed file has the size and the hash of the manifest."""
+    for name in manifest.files if names is None else names:
+        expected, path = manifest.files[name], bundle / name
+        if not path.is_file():
+            raise BundleError(
+                f"{path} is missing, though {MANIFEST_NAME} lists it. "
+                "Copy the bundle again, or build it again."
+            )
+        size_bytes = os.stat(path).st_size
+        if size_bytes != expected.size_bytes:
+            raise BundleError(
+                f"{path} has {size_bytes} bytes; {MANIFEST_NAME} says {expected.size_bytes}. "
+                "Copy the bundle again, or build it again."
+            )
+        if hash_file(path).sha256 != expected.sha256:
+            raise BundleError(
+                f"{path} was changed after the build: its SHA-256 differs from {MANIFEST_NAME}. "
+                "Copy the bundle again, or build it again."
+            )

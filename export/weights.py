@@ -1,0 +1,131 @@
+"""Write a graph's weights: one external data file, streamed tensor by tensor."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+
+from specexport.errors import CheckpointError
+from specexport.export.checkpoint import Checkpoint, as_dtype
+from specexport.export.decoder import DecoderGraph
+from specexport.export.layers import DATA_TYPES, Weight
+from specexport.export.manifest import FileEntry
+
+_ALIGNMENT = 4096  # a page, so that engines can map tensors
+_BLOCK_BYTES = 1 << 26
+
+# Tensors that some checkpoints carry and no forward pass reads.
+_UNREAD_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".self_attn.bias")
+
+
+def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, tied: bool) -> None:
+    """Raise `CheckpointError` for a missing or unread tensor or one of the wrong shape."""
+    names = set(checkpoint.names())
+    needed = {weight.source for weight in graph.builder.weights.values()}
+    if missing := sorted(needed - names):
+        raise CheckpointError(
+            f"{checkpoint.source} lacks {len(missing)} tensor(s) that its config calls for, "
+            f"first {missing[0]!r}. Is the download complete, and config.json of this model?"
+        )
+    ignorable = {"lm_head.weight"} if tied else set()
+    unread = [
+        n for n in sorted(names - needed - ignorable) if not n.endswith(_UNREAD_SUFFIXES)
+    ]
+    if unread:
+        raise CheckpointError(
+            f"{checkpoint.source} holds {len(unread)} tensor(s) that its config does not call for, "
+            f"first {unread[0]!r}. Running without them would give another model: is config.json "
+            "of this model?"
+        )
+    for weight in graph.builder.weights.values():
+        if (shape := checkpoint.shape(weight.source)) != weight.shape:
+            raise CheckpointError(
+                f"{weight.source} has shape {list(shape)}; config.json calls for "
+                f"{list(weight.shape)}. The weights and config.json are of different models."
+            )
+
+
+def weights_size(graph: DecoderGraph) -> int:
+    """Bytes that `write_weights` will write, padding aside."""
+    return sum(v.const_value.nbytes if v.const_value else _nbytes(v) for v in _initializers(graph))
+
+
+def write_weights(
+    graph: DecoderGraph,
+    checkpoint: Checkpoint,
+    path: Path,
+    advance: Callable[[int], None] = lambda size_bytes: None,
+) -> FileEntry:
+    """Stream all weights into `path` and point the graph's initializers there.
+
+    `advance` is called with the bytes just written. Memory stays near the largest tensor.
+    """
+    digest = hashlib.sha256()
+    values = {value.name: value for value in _initializers(graph)}
+    with path.open("wb") as file:
+        for name, array in _arrays(graph, checkpoint):
+            offset = _pad(file, digest)
+            _write(file, digest, array, advance)
+            value = values[name]
+            value.const_value = ir.ExternalTensor(
+                path.name,
+                offset,
+                array.nbytes,
+                value.dtype or ir.DataType.FLOAT,
+                shape=ir.Shape(array.shape),
+                name=name,
+                base_dir=path.parent,
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry(size_bytes=path.stat().st_size, sha256=digest.hexdigest())
+
+
+def _arrays(
+    graph: DecoderGraph, checkpoint: Checkpoint
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    for name, weight in graph.builder.weights.items():
+        yield name, _read(weight, checkpoint)
+    for name, table in graph.builder.tables.items():
+        yield name, np.ascontiguousarray(table)
+
+
+def _read(weight: Weight, checkpoint: Checkpoint) -> np.ndarray[Any, Any]:
+    tensor = as_dtype(checkpoint.tensor(weight.source), weight.weight_type, weight.source)
+    return np.ascontiguousarray(tensor.T if weight.transpose else tensor)
+
+
+def _write(
+    file: BinaryIO,
+    digest: "hashlib._Hash",
+    array: np.ndarray[Any, Any],
+    advance: Callable[[int], None],
+) -> None:
+    data = memoryview(array.view(np.uint8).reshape(-1))
+    for start in range(0, len(data), _BLOCK_BYTES):
+        block = data[start : start + _BLOCK_BYTES]
+        file.write(block)
+        digest.update(block)
+        advance(len(block))
+
+
+def _pad(file: BinaryIO, digest: "hashlib._Hash") -> int:
+    padding = bytes(-file.tell() % _ALIGNMENT)
+    file.write(padding)
+    digest.update(padding)
+    return file.tell()
+
+
+def _initializers(graph: DecoderGraph) -> list[ir.Value]:
+    names = [*graph.builder.weights, *graph.builder.tables]
+    return [graph.model.graph.initializers[name] for name in names]
+
+
+def _nbytes(value: ir.Value) -> int:
+    dtype = value.dtype or DATA_TYPES["fp32"]
+    assert value.shape is not None
+    return int(np.prod(value.shape.numpy()) * dtype.bitwidth // 8)

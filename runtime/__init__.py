@@ -1,0 +1,1 @@
+"""Requests, drafters, verification, the loop. Needs NumPy and an engine, never torch."""

@@ -1,0 +1,1 @@
+"""Whatever proposes tokens for the target to verify."""

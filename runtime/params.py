@@ -1,0 +1,34 @@
+"""What a request may ask for."""
+
+import secrets
+from dataclasses import dataclass, field
+
+from specexport.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the output is drawn; temperature 0 is greedy. Raises `RequestError` on a bad value."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest tokens whose probabilities reach this sum; 1 keeps all."""
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    max_tokens: int | None = None
+    """Output tokens at the most; None goes on to the end of the cache."""
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.temperature < float("inf"), "temperature", "a number from 0 up")
+        self._require(self.top_k >= 0, "top_k", "a whole number from 0 (keep all) up")
+        self._require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        self._require(0 <= self.seed < 2**64, "seed", "a whole number from 0 to 2**64 - 1")
+        self._require(
+            self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1, or None"
+        )
+
+    def _require(self, holds: bool, name: str, expected: str) -> None:
+        if not holds:
+            raise RequestError(f"{name} is {getattr(self, name)}; it must be {expected}.")

@@ -1,0 +1,23 @@
+"""Counter-based random numbers: the same for a request whatever else runs beside it.
+
+A number is a pure function of (seed, position, purpose), so batching, slot reuse and preemption
+cannot change a seeded request's output.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Purpose(IntEnum):
+    """What a random number decides; each purpose is a stream of its own."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    OUTPUT = 2
+
+
+def uniform(seed: int, position: int, purpose: Purpose) -> float:
+    """A float in [0, 1) from Philox, keyed by seed and purpose, counted by position."""
+    key = np.array([seed, purpose], dtype=np.uint64)
+    return float(int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53

@@ -1,0 +1,103 @@
+"""Counters of one request and of the whole engine."""
+
+import time
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+
+@dataclass(slots=True)
+class AcceptanceStats:
+    """How drafts fared. Position 0 is the first draft token of a step."""
+
+    num_drafts: int = 0
+    proposed: list[int] = field(default_factory=list)  # [K] per position
+    accepted: list[int] = field(default_factory=list)  # [K] per position
+
+    def record(self, num_proposed: int, num_accepted: int) -> None:
+        """Count one verified draft."""
+        if num_proposed == 0:
+            return
+        self.num_drafts += 1
+        missing = num_proposed - len(self.proposed)
+        self.proposed.extend([0] * missing)
+        self.accepted.extend([0] * missing)
+        for i in range(num_proposed):
+            self.proposed[i] += 1
+            self.accepted[i] += i < num_accepted
+
+    def add(self, other: "AcceptanceStats") -> None:
+        """Add another's counts."""
+        self.num_drafts += other.num_drafts
+        self.proposed = _add(self.proposed, other.proposed)
+        self.accepted = _add(self.accepted, other.accepted)
+
+    @property
+    def rate(self) -> float:
+        """Accepted / proposed tokens; 0 without drafts."""
+        return sum(self.accepted) / max(sum(self.proposed), 1)
+
+    @property
+    def rate_per_position(self) -> list[float]:
+        """Accepted / proposed at each position (a position counts when it was proposed)."""
+        return [a / p for a, p in zip(self.accepted, self.proposed, strict=True)]
+
+    @property
+    def length(self) -> float:
+        """Mean tokens of a step that had a draft: 1 + accepted / drafts."""
+        return 1 + sum(self.accepted) / max(self.num_drafts, 1)
+
+
+def _add(left: list[int], right: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(left, right, fillvalue=0)]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Times in seconds (`time.perf_counter`), counts in tokens and steps."""
+
+    submitted_s: float = field(default_factory=time.perf_counter)
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    num_decode_steps: int = 0
+    """Target steps after the one that gave the first token."""
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
+
+    @property
+    def prefill_time_s(self) -> float:
+        """From the start to the first token, waiting in the queue not included."""
+        return max(self.first_token_s - self.started_s, 0.0)
+
+    @property
+    def decode_time_s(self) -> float:
+        """From the first token to the last."""
+        return max(self.finished_s - self.first_token_s, 0.0)
+
+    def tokens_per_s(self, num_output: int) -> float:
+        """Output tokens after the first, per second of decoding; 0 for one token."""
+        return (num_output - 1) / self.decode_time_s if self.decode_time_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of an engine since it was loaded."""
+
+    num_running: int
+    num_waiting: int
+    num_finished: int
+    num_steps: int
+    num_output_tokens: int
+    acceptance: AcceptanceStats
+    draft_time_s: float
+    """Proposing drafts; a draft model's steps included."""
+    target_time_s: float
+    """Inside the inference library, running the target."""
+    total_time_s: float
+    """All of `step`."""
+    engine_time_s: float
+    """Inside the inference library, target and draft model."""
+
+    @property
+    def overhead_time_s(self) -> float:
+        """The runtime's own time: everything but the inference library."""
+        return self.total_time_s - self.engine_time_s

