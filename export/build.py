@@ -168,6 +168,7 @@ class _Part:
             max_length=self.max_length,
             sliding_window=config.sliding_window,
             weight_type=self.weight_type,
+            is_rounded=self.weight_type not in ("fp32", _own_weight_type(self.checkpoint)),
             num_parameters=sum(_product(weight.shape) for weight in weights),
             inputs=tuple(_tensor_spec(value) for value in graph.inputs),
             outputs=tuple(_tensor_spec(value) for value in graph.outputs),

@@ -43,6 +43,7 @@ class GraphSpec(_Frozen):
     max_length: int = Field(description="positions that the rotary tables hold")
     sliding_window: int | None = None
     weight_type: WeightType
+    is_rounded: bool = Field(description="weights were stored in fewer bits than the checkpoint's")
     num_parameters: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -1,0 +1,62 @@
+"""`specexport validate`."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from specexport.commands.common import BUNDLE, console
+from specexport.validation.report import report_table
+from specexport.validation.run import ValidationOptions, validate
+
+_EXAMPLES = """\b
+Examples:
+  specexport validate smollm2
+  specexport validate smollm2 --num-prompts 4 --max-tokens 32
+  specexport validate smollm2 --checkpoint ./SmolLM2-135M-Instruct --json
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("bundle", type=BUNDLE)
+@click.option("--checkpoint", help="The target's checkpoint  [default: where it was built from].")
+@click.option("--draft-checkpoint", help="The same for the draft model.")
+@click.option("--num-prompts", type=click.IntRange(1), help="Prompts used  [default: all].")
+@click.option("-n", "--max-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--num-samples", type=click.IntRange(100), default=600, show_default=True)
+@click.option("--tolerance", type=float, help="Largest logit difference  [default: 0.001 in fp32].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(  # noqa: PLR0913 - one parameter an option
+    bundle: Path,
+    checkpoint: str | None,
+    draft_checkpoint: str | None,
+    num_prompts: int | None,
+    max_tokens: int,
+    num_samples: int,
+    tolerance: float | None,
+    as_json: bool,
+) -> None:
+    """Prove BUNDLE against its checkpoint in PyTorch.
+
+    Compares logits, greedy tokens (PyTorch, plain, speculative) and the distribution of sampled
+    outputs; writes validation.json into the bundle. The exit status is 0 when all hold, else 1.
+    """
+    options = ValidationOptions(
+        checkpoint=checkpoint,
+        draft_checkpoint=draft_checkpoint,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        num_samples=num_samples,
+        tolerance=tolerance,
+    )
+    if console.is_terminal:
+        with console.status("Validating") as status:
+            report = validate(bundle, options, status.update)
+    else:
+        report = validate(bundle, options)
+    if as_json:
+        click.echo(report.model_dump_json())
+    else:
+        Console(highlight=False).print(report_table(report))
+    if not report.passed:
+        raise SystemExit(1)

@@ -1,0 +1,1 @@
+"""Prove a bundle against PyTorch: logits, greedy tokens, sampled distribution."""

@@ -1,0 +1,78 @@
+"""The independent reference: transformers' own model in PyTorch, fp32."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specexport.errors import CheckpointError
+from specexport.export.checkpoint import Checkpoint, is_gguf, open_checkpoint
+from specexport.export.decoder import EMBEDDING
+
+
+class Reference:
+    """A checkpoint as transformers runs it."""
+
+    def __init__(self, source: str) -> None:
+        """Load the checkpoint that a bundle was built from."""
+        self._checkpoint = open_checkpoint(source)
+        self._model = _load(source, self._checkpoint)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:  # [T] -> [T, V]
+        """Teacher-forced logits after each token."""
+        with torch.inference_mode():
+            output = self._model(torch.tensor([list(token_ids)]), use_cache=False)
+        return np.asarray(output.logits[0].float().numpy())
+
+    def greedy(
+        self, token_ids: Sequence[int], num_tokens: int, eos_token_ids: Sequence[int]
+    ) -> list[int]:
+        """Greedy continuation with transformers' own cache and generation loop."""
+        from transformers import GenerationConfig
+
+        config = GenerationConfig(
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=list(eos_token_ids) or None,
+            pad_token_id=0,
+        )
+        inputs = torch.tensor([list(token_ids)])
+        with torch.inference_mode():
+            output = self._model.generate(
+                inputs, attention_mask=torch.ones_like(inputs), generation_config=config
+            )
+        return [int(i) for i in output[0, len(token_ids) :]]
+
+
+def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transformers' classes
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    with suppress(AttributeError):
+        transformers.utils.logging.disable_progress_bar()
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    path = Path(source).expanduser()
+    try:
+        if path.is_file() and is_gguf(path):
+            model = load(path.parent, gguf_file=path.name, dtype=torch.float32)
+            _share_twins(model, checkpoint)
+        else:
+            model = load(getattr(checkpoint, "path", source), dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise CheckpointError(f"transformers cannot load {source}: {first}") from None
+    model.generation_config = transformers.GenerationConfig()  # no hidden penalties
+    return model.eval()
+
+
+def _share_twins(model: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401
+    """Where a GGUF holds two quantizations of one tied matrix, use the one that the bundle has."""
+    twin = model.get_output_embeddings().weight
+    if checkpoint.config.get("tie_word_embeddings") and twin is not model.get_input_embeddings().weight:
+        shared = torch.nn.Parameter(torch.from_numpy(checkpoint.tensor(EMBEDDING)))
+        model.get_input_embeddings().weight = shared
+        model.get_output_embeddings().weight = shared

@@ -1,0 +1,125 @@
+"""What `validate` measured: `validation.json` and a table."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from rich.table import Table
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class LogitsReport(_Frozen):
+    """One graph's logits against PyTorch's, teacher-forced through the cache."""
+
+    num_positions: int
+    max_abs_diff: float
+    mean_abs_diff: float
+    tolerance: float
+    top1_agreement: float
+    """Share of positions with the same largest logit."""
+    max_kl: float
+    """Largest KL divergence of a position, nats."""
+    passed: bool
+
+
+class GreedyDifference(_Frozen):
+    """Where two greedy outputs part."""
+
+    prompt: int
+    compared: str
+    position: int
+    tokens: tuple[int, int]
+    top2_gap: float
+    """Between PyTorch's two largest logits there."""
+
+
+class GreedyReport(_Frozen):
+    """Greedy tokens of PyTorch, of the bundle without and with speculation."""
+
+    num_prompts: int
+    num_tokens: int
+    identical: bool
+    differences: tuple[GreedyDifference, ...]
+    acceptance_length: float
+    passed: bool
+    """Identical, or parted only where PyTorch's own top two are a numerical tie."""
+
+
+class DistributionReport(_Frozen):
+    """χ² of sampled outputs, with speculation, against PyTorch's exact probabilities."""
+
+    num_samples: int
+    num_cells: int
+    num_drafts: int
+    chi2: float
+    p_value: float
+    false_alarm_rate: float
+    passed: bool
+
+
+class ValidationReport(_Frozen):
+    """All of `validation.json`."""
+
+    passed: bool
+    num_prompts: int
+    max_abs_logit_diff: float
+    top1_agreement: float
+    greedy_identical: bool
+    distribution_test: DistributionReport
+    target: LogitsReport
+    draft: LogitsReport | None
+    greedy: GreedyReport
+    method: str
+    num_speculative_tokens: int
+    checkpoint: str
+    machine: str
+    versions: dict[str, str]
+
+
+def report_table(report: ValidationReport) -> Table:
+    """The report for a person."""
+    table = Table(title=f"against PyTorch ({report.checkpoint})", title_justify="left")
+    for heading in ("", "test", "measured", "wanted"):
+        table.add_column(heading)
+    for role, logits in (("target", report.target), ("draft", report.draft)):
+        if logits is not None:
+            _add(
+                table,
+                logits.passed,
+                f"{role} logits, {logits.num_positions} positions",
+                f"max |Δ| {logits.max_abs_diff:.2e}, mean {logits.mean_abs_diff:.2e}, "
+                f"KL ≤ {logits.max_kl:.1e}, top-1 {logits.top1_agreement:.2%}",
+                f"max |Δ| ≤ {logits.tolerance:g}",
+            )
+    greedy = report.greedy
+    found = "identical" if greedy.identical else f"{len(greedy.differences)} outputs part"
+    _add(
+        table,
+        greedy.passed,
+        f"greedy tokens, {greedy.num_prompts} prompts x 3 ways",
+        f"{greedy.num_tokens} tokens, {found}, acceptance length {greedy.acceptance_length:.2f}",
+        "PyTorch = plain = speculative",
+    )
+    test = report.distribution_test
+    _add(
+        table,
+        test.passed,
+        f"sampling, {test.num_samples} samples, {test.num_drafts} drafts",
+        f"χ² {test.chi2:.1f} over {test.num_cells} cells, p = {test.p_value:.3f}",
+        f"p ≥ {test.false_alarm_rate:g} (false alarms)",
+    )
+    for difference in greedy.differences:
+        table.add_row(
+            "",
+            f"prompt {difference.prompt}: {difference.compared}",
+            f"part at token {difference.position}: {difference.tokens[0]} / {difference.tokens[1]}",
+            f"PyTorch's top-2 gap {difference.top2_gap:.2e}",
+        )
+    table.caption = "passed" if report.passed else "FAILED"
+    return table
+
+
+def _add(table: Table, passed: bool, *cells: Any) -> None:  # noqa: ANN401
+    table.add_row("[green]✓[/green]" if passed else "[red]✗[/red]", *cells)

@@ -1,0 +1,166 @@
+"""All of `validate`, in order: tokens three ways, sampling, logits; then the report."""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+from specexport.engines.ort import OrtRunner
+from specexport.engines.step import Profile
+from specexport.errors import ConfigError
+from specexport.export.manifest import GraphSpec, Manifest, read_manifest
+from specexport.runtime.engine import Engine, EngineOptions
+from specexport.validation.distribution import compare_distribution
+from specexport.validation.greedy import compare_greedy, generate_greedy
+from specexport.validation.logits import compare_logits
+from specexport.validation.reference import Reference
+from specexport.validation.report import LogitsReport, ValidationReport
+
+REPORT_NAME = "validation.json"
+_TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 1.0}
+_SLOTS = 4
+# It repeats itself, so that an n-gram drafter has something to propose from the first token on.
+_REPEATING = "one two three, one two three, one two"
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationOptions:
+    """How thoroughly to validate."""
+
+    checkpoint: str | None = None
+    """None: where the bundle was built from."""
+    draft_checkpoint: str | None = None
+    num_prompts: int | None = None
+    """None: all that ship with specexport."""
+    max_tokens: int = 64
+    num_samples: int = 600
+    tolerance: float | None = None
+    """Largest logit difference; None: 1e-3, or more where the weights were rounded."""
+
+
+def validate(
+    bundle: Path,
+    options: ValidationOptions = ValidationOptions(),
+    progress: Callable[[str], None] = lambda what: None,
+) -> ValidationReport:
+    """Measure `bundle` against PyTorch and write `validation.json` into it."""
+    manifest = read_manifest(bundle)
+    source = _source(options.checkpoint, manifest.provenance.checkpoint, "--checkpoint")
+    progress("Loading the checkpoint in PyTorch")
+    reference = Reference(source)
+    tolerance = options.tolerance or _tolerance(manifest.target)
+
+    progress("Generating without speculation")
+    with Engine(bundle, EngineOptions(max_slots=_SLOTS, method="none")) as engine:
+        prompts = _prompts(engine, options)
+        plain = generate_greedy(engine, prompts, options.max_tokens)
+    progress("Generating with speculation")
+    with Engine(bundle, EngineOptions(max_slots=_SLOTS, verify_files=False)) as engine:
+        speculative = generate_greedy(engine, prompts, options.max_tokens)
+        acceptance_length = engine.stats().acceptance.length
+        progress("Sampling with speculation")
+        repeating = engine.tokenizer.encode(_REPEATING)
+        distribution = compare_distribution(reference, engine, repeating, options.num_samples)
+    progress("Generating in PyTorch")
+    outputs = {
+        "PyTorch": [
+            reference.greedy(prompt, options.max_tokens, manifest.eos_token_ids)
+            for prompt in prompts
+        ],
+        "plain": plain,
+        "speculative": speculative,
+    }
+    greedy = compare_greedy(reference, prompts, outputs, acceptance_length, tolerance)
+
+    progress("Comparing logits")
+    texts = [[*prompt, *output] for prompt, output in zip(prompts, plain, strict=True)]
+    target = _compare(bundle, manifest.target, reference, texts, tolerance)
+    del reference
+    draft = _validate_draft(bundle, manifest, options, texts)
+    report = ValidationReport(
+        passed=target.passed
+        and (draft is None or draft.passed)
+        and greedy.passed
+        and distribution.passed,
+        num_prompts=len(prompts),
+        max_abs_logit_diff=target.max_abs_diff,
+        top1_agreement=target.top1_agreement,
+        greedy_identical=greedy.identical,
+        distribution_test=distribution,
+        target=target,
+        draft=draft,
+        greedy=greedy,
+        method=manifest.method.kind,
+        num_speculative_tokens=manifest.method.num_speculative_tokens,
+        checkpoint=source,
+        machine=f"{platform.machine()}, {os.cpu_count()} CPUs",
+        versions={name: version(name) for name in ("onnxruntime", "torch", "transformers")},
+    )
+    _write(bundle / REPORT_NAME, report)
+    return report
+
+
+def _validate_draft(
+    bundle: Path, manifest: Manifest, options: ValidationOptions, texts: Sequence[Sequence[int]]
+) -> LogitsReport | None:
+    """A correct verifier hides a broken drafter, so the draft model's logits are compared too."""
+    if manifest.draft is None:
+        return None
+    recorded = manifest.provenance.draft_checkpoint or ""
+    source = _source(options.draft_checkpoint, recorded, "--draft-checkpoint")
+    known = [
+        [i for i in text if i < manifest.draft.vocab_size][: manifest.draft.max_length]
+        for text in texts
+    ]
+    return _compare(bundle, manifest.draft, Reference(source), known, _tolerance(manifest.draft))
+
+
+def _compare(
+    bundle: Path,
+    spec: GraphSpec,
+    reference: Reference,
+    texts: Sequence[Sequence[int]],
+    tolerance: float,
+) -> LogitsReport:
+    profile = Profile(max_slots=1, max_length=spec.max_length)
+    with OrtRunner(bundle / spec.path, spec, profile) as runner:
+        return compare_logits(reference, runner, texts, tolerance)
+
+
+def _prompts(engine: Engine, options: ValidationOptions) -> list[list[int]]:
+    """The shipped prompts, cut to leave room for the output."""
+    lines = files("specexport.validation").joinpath("prompts.jsonl").read_text().splitlines()
+    room = engine.max_length - options.max_tokens
+    if room < 1:
+        raise ConfigError(
+            f"The bundle holds {engine.max_length} tokens; --max-tokens {options.max_tokens} "
+            "leaves none for a prompt. Lower it."
+        )
+    texts = [json.loads(line)["text"] for line in lines[: options.num_prompts]]
+    return [engine.tokenizer.encode(text)[:room] for text in texts]
+
+
+def _tolerance(spec: GraphSpec) -> float:
+    return _TOLERANCES[spec.weight_type if spec.is_rounded else "fp32"]
+
+
+def _source(given: str | None, recorded: str, option: str) -> str:
+    if given is not None:
+        return given
+    is_hub_id = not Path(recorded).is_absolute()
+    if is_hub_id or Path(recorded).exists():
+        return recorded
+    raise ConfigError(
+        f"The bundle was built from {recorded}, which is not there any more. "
+        f"Say where the checkpoint is with {option}."
+    )
+
+
+def _write(path: Path, report: ValidationReport) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(report.model_dump_json(indent=2) + "\n")
+    temporary.replace(path)
