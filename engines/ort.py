@@ -55,7 +55,9 @@ class OrtRunner:
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
-            raise EngineError(f"ONNX Runtime failed in a step of {self.spec.path}: {error}") from None
+            raise EngineError(
+                f"ONNX Runtime failed in a step of {self.spec.path}: {error}"
+            ) from None
         self.run_time_s += time.perf_counter() - started
         return StepOutput(logits)
 

@@ -77,9 +77,7 @@ def build(
     with _whole_or_nothing(output) as folder:
         target.checkpoint.write_tokenizer(_make(folder / "tokenizer"))
         if draft is not None:
-            require_same_vocabulary(
-                folder / "tokenizer", draft.checkpoint, draft.config.vocab_size
-            )
+            require_same_vocabulary(folder / "tokenizer", draft.checkpoint, draft.config.vocab_size)
         specs = {part.role: part.write(folder, progress) for part in parts}
         files = _hash_small_files(folder)
         for part in parts:
@@ -118,13 +116,14 @@ class _Part:
         """Open and check everything that can be checked without reading the weights."""
         checkpoint = open_checkpoint(source)
         config = read_config(checkpoint.config)
-        max_length = options.max_length or min(config.max_position, DEFAULT_MAX_LENGTH)
-        if role == "target" and max_length > config.max_position:
+        context = config.context_length
+        max_length = options.max_length or min(context, DEFAULT_MAX_LENGTH)
+        if role == "target" and max_length > context:
             raise ConfigError(
-                f"--max-length is {max_length}, but the model knows {config.max_position} "
-                "positions (max_position_embeddings). Lower it."
+                f"--max-length is {max_length}, but the model knows {context} positions "
+                "(max_position_embeddings). Lower it."
             )
-        max_length = min(max_length, config.max_position)
+        max_length = min(max_length, context)
         weight_type = options.weight_type or _own_weight_type(checkpoint)
         graph = build_decoder(config, weight_type, max_length)
         check_tensors(graph, checkpoint, tied=config.tied_embeddings)
@@ -294,5 +293,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-

@@ -50,3 +50,9 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model is meant for; dynamic RoPE goes past `max_position`."""
+        factor = self.rope.factor if self.rope.rope_type == "dynamic" else 1.0
+        return int(self.max_position * factor)

@@ -4,7 +4,7 @@
 |---|---|---|
 | input_ids, position_ids | [B, Q] int64 | |
 | write_indices | [B] int64 | where each row's new cache entries go |
-| attention_mask | [B, 1, Q, T] bool | true = may look; T is the longest valid length after the write |
+| attention_mask | [B, 1, Q, T] bool | true = may look; T is the longest valid length |
 | logits_indices | [N] int64 | which of the B*Q flattened rows get logits |
 | past_key_values.{i}.key, .value | [B, Hkv, S, D] fp32 | bound to the same memory as the outputs |
 
@@ -76,7 +76,7 @@ def build_decoder(config: DecoderConfig, weight_type: WeightType, max_length: in
     return DecoderGraph(model, g)
 
 
-def _layer(  # noqa: PLR0913 - a layer reads these
+def _layer(
     g: GraphBuilder,
     config: DecoderConfig,
     name: str,

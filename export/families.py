@@ -142,9 +142,9 @@ def read_config(config: Config) -> DecoderConfig:
     )
     if decoder.num_heads % decoder.num_kv_heads or decoder.head_dim % 2:
         raise CheckpointError(
-            f"config.json has {decoder.num_heads} heads, {decoder.num_kv_heads} key-value heads and "
-            f"head_dim {decoder.head_dim}: the first must be a multiple of the second and head_dim "
-            "even. The file is damaged or of another model."
+            f"config.json has {decoder.num_heads} heads, {decoder.num_kv_heads} key-value heads "
+            f"and head_dim {decoder.head_dim}: the first must be a multiple of the second and "
+            "head_dim even. The file is damaged or of another model."
         )
     return decoder
 

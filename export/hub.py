@@ -25,9 +25,7 @@ def download(hub_id: str) -> Path:
 
     repo_id, _, revision = hub_id.partition("@")
     try:
-        return Path(
-            snapshot_download(repo_id, revision=revision or None, allow_patterns=_FILES)
-        )
+        return Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=_FILES))
     except GatedRepoError:
         reason = "the repository is gated: accept its terms on its page, then run `hf auth login`"
     except RepositoryNotFoundError:

@@ -18,7 +18,7 @@ class HuggingFaceCheckpoint:
     """A directory with config.json and safetensors files, memory-mapped."""
 
     def __init__(self, path: Path, source: str) -> None:
-        """Open every shard; raises `CheckpointError` if one is missing, cut off or no safetensors."""
+        """Open every shard; raises `CheckpointError` if one is missing or damaged."""
         self.path = path
         self.source = source
         self.config = _read_json(path / "config.json", required=True)
@@ -75,7 +75,7 @@ class HuggingFaceCheckpoint:
                 f"{str(error).splitlines()[0]}. Copy the tokenizer files beside config.json."
             ) from None
 
-    def _slice(self, name: str) -> Any:
+    def _slice(self, name: str) -> Any:  # noqa: ANN401 - safetensors has no types
         if name not in self._files:
             raise CheckpointError(
                 f"{self.path} holds no tensor {name!r}. Is the download complete?"

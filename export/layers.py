@@ -155,7 +155,7 @@ class AttentionShape:
     qk_norm: bool
 
 
-def attention(  # noqa: PLR0913 - the values that the equation names
+def attention(
     g: GraphBuilder,
     x: ir.Value,  # [B, Q, H]
     name: str,

@@ -83,9 +83,7 @@ def _yarn(rope: RopeConfig, head_dim: int, positions: Array) -> Array:
 
     def dimension(rotations: float) -> float:  # the dimension that rotates so often in the context
         context = rope.original_max_position
-        return (
-            head_dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
-        )
+        return head_dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:

@@ -39,7 +39,7 @@ _REQUIRED = {
         "original_max_position_embeddings",
     },
 }
-_COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "frequency_factors"}
 
 
 def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
@@ -71,6 +71,8 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     original = fields.setdefault("original_max_position", max_position)
     if rope_type == "yarn":
         fields.setdefault("factor", max_position / original)
+    if factors := scaling.get("frequency_factors"):
+        fields["frequency_factors"] = tuple(factors)
     return RopeConfig(
         theta=10000.0 if theta is None else float(theta), rope_type=rope_type, **fields
     )

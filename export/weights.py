@@ -32,9 +32,7 @@ def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, tied: bool) -> No
             f"first {missing[0]!r}. Is the download complete, and config.json of this model?"
         )
     ignorable = {"lm_head.weight"} if tied else set()
-    unread = [
-        n for n in sorted(names - needed - ignorable) if not n.endswith(_UNREAD_SUFFIXES)
-    ]
+    unread = [n for n in sorted(names - needed - ignorable) if not n.endswith(_UNREAD_SUFFIXES)]
     if unread:
         raise CheckpointError(
             f"{checkpoint.source} holds {len(unread)} tensor(s) that its config does not call for, "

@@ -2,7 +2,7 @@
 
 
 class SpecExportError(Exception):
-    """Base of every error that specexport raises on purpose; the command line prints it and exits with 1."""
+    """Base of all errors raised on purpose; the command line prints them and exits with 1."""
 
 
 class CheckpointError(SpecExportError):

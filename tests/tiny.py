@@ -31,7 +31,7 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def make_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:  # noqa: ANN401
+def make_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     """A random model whose logits are spread enough to be told apart."""
     config_class, model_class = _CLASSES[family]
     values = {**_SIZES, **overrides}

@@ -51,7 +51,7 @@ Examples:
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def command(  # noqa: PLR0913 - one parameter an option
+def command(
     model: str,
     output: Path,
     method: Literal["ngram", "draft", "none"] | None,

@@ -31,7 +31,7 @@ Examples:
 @click.option("--system", help="A system message to begin with.")
 @sampling_options
 @engine_options
-def command(  # noqa: PLR0913 - one parameter an option
+def command(
     bundle: Path,
     system: str | None,
     temperature: float,

@@ -90,7 +90,7 @@ def make_engine_options(
     )
 
 
-def make_params(  # noqa: PLR0913 - one parameter an option
+def make_params(
     temperature: float,
     top_k: int,
     top_p: float,

@@ -51,7 +51,9 @@ def command(as_json: bool) -> None:
 def _run_on_cpu() -> Check:
     missing = [name for name in _RUNTIME if find_spec(name) is None]
     if missing:
-        return Check("run on any CPU", False, f"missing: {', '.join(missing)}", "pip install specexport")
+        return Check(
+            "run on any CPU", False, f"missing: {', '.join(missing)}", "pip install specexport"
+        )
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     detail = f"onnxruntime {_installed_version('onnxruntime')}, {cpus} CPUs, {platform.machine()}"
     return Check("run on any CPU", True, detail)
@@ -78,7 +80,7 @@ def _library(name: str, module: str, extra: str) -> Callable[[], Check]:
         if find_spec(module) is None:
             fix = f"pip install 'specexport[{extra}]'"
             return Check(name, False, f"{module} is not installed", fix)
-        detail = f"{module} {_installed_version(module)}; this version of specexport builds no such engine yet"
+        detail = f"{module} {_installed_version(module)}; not supported by this version"
         return Check(name, False, detail, "use the CPU engine")
 
     return check

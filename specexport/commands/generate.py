@@ -38,7 +38,7 @@ Examples:
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end of the answer.")
 @engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, no stream.")
-def command(  # noqa: PLR0913 - one parameter an option
+def command(
     bundle: Path,
     prompt: str | None,
     file: Path | None,

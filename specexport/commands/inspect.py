@@ -47,7 +47,9 @@ def _overview(manifest: Manifest, validation: dict[str, Any] | None) -> Table:
     if manifest.provenance.draft_checkpoint:
         table.add_row("draft from", manifest.provenance.draft_checkpoint)
     table.add_row("end of sequence", ", ".join(map(str, manifest.eos_token_ids)) or "none")
-    table.add_row("versions", ", ".join(f"{k} {v}" for k, v in manifest.provenance.versions.items()))
+    table.add_row(
+        "versions", ", ".join(f"{k} {v}" for k, v in manifest.provenance.versions.items())
+    )
     state = "never (run specexport validate)"
     if validation is not None:
         state = "passed" if validation["passed"] else "FAILED (see validation.json)"
@@ -66,7 +68,11 @@ def _graph(role: str, spec: GraphSpec) -> Table:
             if layer in ([], ["0"]):
                 times = f" ({spec.num_layers} layers)" if layer else ""
                 shape = ", ".join(map(str, tensor.shape))
-                table.add_row(f"{direction} {tensor.name}{times}", tensor.dtype, f"[{shape}]".replace("[", r"\["))
+                table.add_row(
+                    f"{direction} {tensor.name}{times}",
+                    tensor.dtype,
+                    f"[{shape}]".replace("[", r"\["),
+                )
     window = f", sliding window {spec.sliding_window}" if spec.sliding_window else ""
     table.caption = (
         f"{spec.num_parameters / 1e6:.1f}M parameters as {spec.weight_type}, vocabulary "

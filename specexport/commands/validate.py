@@ -26,7 +26,7 @@ Examples:
 @click.option("--num-samples", type=click.IntRange(100), default=600, show_default=True)
 @click.option("--tolerance", type=float, help="Largest logit difference  [default: 0.001 in fp32].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(  # noqa: PLR0913 - one parameter an option
+def command(
     bundle: Path,
     checkpoint: str | None,
     draft_checkpoint: str | None,

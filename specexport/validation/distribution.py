@@ -76,7 +76,9 @@ def _chi2(
         observed.append(num_samples - sum(observed))
     elif any(outcome not in exact for outcome in counts):
         return float("inf"), len(exact)
-    return float(sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))), len(expected)
+    return float(sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))), len(
+        expected
+    )
 
 
 def _chi2_tail(chi2: float, degrees: int) -> float:
@@ -85,5 +87,3 @@ def _chi2_tail(chi2: float, degrees: int) -> float:
         return 1.0
     values = torch.tensor([degrees / 2, min(chi2, 1e9) / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(values[0], values[1]))
-
-

@@ -34,7 +34,7 @@ class ReferenceRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no typ
 
     def infer_impl(self, feed_dict: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
         """Logits [T, V]."""
-        return _timed(self, lambda ids: self._reference.logits(ids), feed_dict)
+        return _timed(self, self._reference.logits, feed_dict)
 
 
 class CachedRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no types
@@ -57,7 +57,9 @@ def cached_logits(runner: StepRunner, token_ids: Sequence[int]) -> NDArray[np.fl
     """Teacher-forced logits [T, V], computed chunk by chunk in slot 0."""
     parts, start, turn = [], 0, 0
     while start < len(token_ids):
-        tokens = token_ids[start : start + min(_CHUNKS[turn % len(_CHUNKS)], runner.profile.max_query)]
+        tokens = token_ids[
+            start : start + min(_CHUNKS[turn % len(_CHUNKS)], runner.profile.max_query)
+        ]
         row = Row(start, list(tokens), len(tokens))
         batch = Batch.build([row], runner.profile.max_length, runner.spec.sliding_window)
         parts.append(runner.run(batch.step).logits.copy())

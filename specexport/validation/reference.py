@@ -72,7 +72,10 @@ def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transfo
 def _share_twins(model: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401
     """Where a GGUF holds two quantizations of one tied matrix, use the one that the bundle has."""
     twin = model.get_output_embeddings().weight
-    if checkpoint.config.get("tie_word_embeddings") and twin is not model.get_input_embeddings().weight:
+    if (
+        checkpoint.config.get("tie_word_embeddings")
+        and twin is not model.get_input_embeddings().weight
+    ):
         shared = torch.nn.Parameter(torch.from_numpy(checkpoint.tensor(EMBEDDING)))
         model.get_input_embeddings().weight = shared
         model.get_output_embeddings().weight = shared
