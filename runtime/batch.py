@@ -75,5 +75,6 @@ def _logits_indices(
         starts.append(len(indices))
         end = b * width + len(row.token_ids)
         indices.extend(range(end - row.num_logits, end))
-    # A prefill chunk wants none, but engines do not like empty tensors.
-    return np.array(indices or [0], dtype=np.int64), tuple(starts)
+    if not indices:  # a prefill chunk; engines do not like empty tensors
+        indices = [next(b for b, row in enumerate(rows) if row.token_ids) * width]
+    return np.array(indices, dtype=np.int64), tuple(starts)

@@ -1,0 +1,293 @@
+"""The loop on an engine that hashes the whole cached prefix: nothing may change the tokens."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specexport.engines.step import Profile
+from specexport.runtime.distribution import to_distribution
+from specexport.runtime.drafters.base import Draft, Drafter, DraftRequest, NoDrafter
+from specexport.runtime.drafters.draft_model import DraftModelDrafter
+from specexport.runtime.drafters.ngram import NgramDrafter
+from specexport.runtime.loop import SpeculativeLoop
+from specexport.runtime.params import SamplingParams
+from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.request import FinishReason, Request
+from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec, hash_logits
+
+EOS = 0
+_ids = count()
+
+
+class Oracle(NoDrafter):
+    """Knows the plain output and proposes it, with every `wrong_every`-th token off by one."""
+
+    def __init__(self, salt: int = 0, wrong_every: int = 0, suffix: int | None = None) -> None:
+        self._salt, self._wrong_every, self._suffix = salt, wrong_every, suffix
+
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft.certain(self._guess(w)) for w in wanted]
+
+    def _guess(self, wanted: DraftRequest) -> list[int]:
+        text = list(wanted.request.token_ids)
+        guess = []
+        for i in range(wanted.max_tokens):
+            token_id = next_token(text, wanted.request.params, self._salt, self._suffix)
+            if self._wrong_every and (i + 1) % self._wrong_every == 0:
+                token_id = (token_id + 1) % VOCAB_SIZE
+            guess.append(token_id)
+            text.append(token_id)
+        return guess
+
+
+def next_token(
+    text: list[int], params: SamplingParams, salt: int = 0, suffix: int | None = None
+) -> int:
+    visible = text if suffix is None else text[-suffix:]
+    distribution = to_distribution(hash_logits(visible, salt), params)
+    return distribution.sample(uniform(params.seed, len(text), Purpose.OUTPUT))
+
+
+def plain_output(prompt: list[int], params: SamplingParams, max_tokens: int) -> list[int]:
+    """Plain decoding, straight from the definition: no cache, no batch, no loop."""
+    text = list(prompt)
+    while len(text) - len(prompt) < max_tokens:
+        text.append(next_token(text, params))
+        if text[-1] == EOS and not params.ignore_eos:
+            break
+    return text[len(prompt) :]
+
+
+def make_request(prompt: list[int], max_tokens: int, **params: Any) -> Request:
+    return Request(
+        id=next(_ids),
+        params=SamplingParams(**params),
+        max_tokens=max_tokens,
+        num_prompt=len(prompt),
+        token_ids=list(prompt),
+    )
+
+
+def run(loop: SpeculativeLoop, requests: Sequence[Request]) -> dict[int, list[int]]:
+    """Drive the loop to the end; the tokens reported for each request."""
+    reported: dict[int, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        loop.submit(request)
+    while loop.has_work:
+        for new in loop.step():
+            reported[new.request.id].extend(new.token_ids)
+    return reported
+
+
+def draft_model(salt: int = 0, max_length: int = 200, vocab_size: int = VOCAB_SIZE) -> Drafter:
+    spec = graph_spec(vocab_size=vocab_size)
+    profile = Profile(max_slots=4, max_length=max_length, max_query=16)
+    return DraftModelDrafter(HashEngine(spec=spec, profile=profile, salt=salt), VOCAB_SIZE)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "n-gram": lambda: NgramDrafter(1, 3),
+    "always right": Oracle,
+    "sometimes right": lambda: Oracle(wrong_every=3),
+    "always wrong": lambda: Oracle(wrong_every=1),
+    "the target as draft model": draft_model,
+    "another draft model": lambda: draft_model(salt=1),
+}
+DETERMINISTIC = ["none", "n-gram", "always right", "sometimes right", "always wrong"]
+
+prompts = st.lists(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), min_size=1, max_size=9
+)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@given(prompts=prompts, k=st.integers(0, 8), max_tokens=st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_greedy_output_is_the_definitions(
+    name: str, prompts: list[list[int]], k: int, max_tokens: int
+) -> None:
+    """More requests than slots, prompts longer than a step, every K, rows that join and leave."""
+    loop = SpeculativeLoop(HashEngine(), DRAFTERS[name](), k, [EOS])
+    requests = [make_request(prompt, max_tokens + i % 3) for i, prompt in enumerate(prompts)]
+    reported = run(loop, requests)
+    for request, prompt in zip(requests, prompts, strict=True):
+        expected = plain_output(prompt, request.params, request.max_tokens)
+        assert request.output_ids == reported[request.id] == expected
+        reason = FinishReason.STOP if expected[-1] == EOS else FinishReason.LENGTH
+        assert request.finish_reason == reason
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+@given(prompts=prompts, k=st.integers(0, 8))
+@settings(max_examples=15, deadline=None)
+def test_seeded_output_depends_on_neither_batch_nor_deterministic_drafts(
+    name: str, prompts: list[list[int]], k: int
+) -> None:
+    loop = SpeculativeLoop(HashEngine(), DRAFTERS[name](), k, [EOS])
+    requests = [
+        make_request(p, 25, temperature=0.9, top_k=i % 4 * 2, seed=i) for i, p in enumerate(prompts)
+    ]
+    run(loop, requests)
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert request.output_ids == plain_output(prompt, request.params, 25)
+
+
+def test_seeded_output_with_a_draft_model_is_the_same_alone_and_in_a_batch() -> None:
+    prompts = [[1, 2, 3], [5], list(range(12)) * 2, [7, 7, 7, 7], [2, 9], [4]]
+
+    def outputs(groups: list[list[int]]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for group in groups:
+            loop = SpeculativeLoop(HashEngine(), draft_model(salt=1), 3, [EOS])
+            requests = [make_request(prompts[i], 30, temperature=1.0, seed=i) for i in group]
+            run(loop, requests)
+            found |= {i: r.output_ids for i, r in zip(group, requests, strict=True)}
+        return [found[i] for i in range(len(prompts))]
+
+    assert outputs([[0, 1, 2, 3, 4, 5]]) == outputs([[i] for i in range(len(prompts))])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_that_is_the_target_is_never_rejected(temperature: float) -> None:
+    loop = SpeculativeLoop(HashEngine(), draft_model(), 4, [])
+    requests = [make_request([i, 3, i], 40, temperature=temperature, seed=i) for i in range(7)]
+    run(loop, requests)
+    acceptance = loop.stats().acceptance
+    assert acceptance.num_drafts > 30
+    assert acceptance.accepted == acceptance.proposed
+
+
+@pytest.mark.parametrize(
+    ("wrong_every", "expected"), [(0, [1, 1, 1, 1]), (1, [0] * 4), (3, [1, 1, 0, 0])]
+)
+def test_acceptance_is_counted_per_position(wrong_every: int, expected: list[int]) -> None:
+    loop = SpeculativeLoop(HashEngine(), Oracle(wrong_every=wrong_every), 4, [])
+    run(loop, [make_request([1, 2], 60)])
+    assert loop.stats().acceptance.rate_per_position == expected
+
+
+def test_an_accepted_run_ends_at_an_end_of_sequence_token_inside_it() -> None:
+    """Declare the token of any step to be the end: the output must be cut exactly there."""
+    prompt = [1, 2, 3]
+    free = plain_output(prompt, SamplingParams(ignore_eos=True), 24)
+    for eos in set(free):
+        for k in range(9):
+            loop = SpeculativeLoop(HashEngine(), Oracle(), k, [eos])
+            request = make_request(prompt, 24)
+            run(loop, [request])
+            assert request.output_ids == free[: free.index(eos) + 1]
+            assert request.finish_reason is FinishReason.STOP
+
+
+def test_max_tokens_cuts_an_accepted_run_exactly() -> None:
+    for max_tokens in range(1, 12):
+        loop = SpeculativeLoop(HashEngine(), Oracle(), 8, [])
+        request = make_request([4], max_tokens)
+        run(loop, [request])
+        assert request.num_output == max_tokens
+        assert request.finish_reason is FinishReason.LENGTH
+
+
+def test_a_rejected_end_of_sequence_draft_does_not_end_the_request() -> None:
+    class Ends(NoDrafter):
+        def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+            return [Draft.certain([EOS] * w.max_tokens) for w in wanted]
+
+    loop = SpeculativeLoop(HashEngine(), Ends(), 3, [EOS])
+    request = make_request([5, 5], 20)
+    run(loop, [request])
+    assert request.output_ids == plain_output([5, 5], request.params, 20)
+
+
+def test_ignore_eos_goes_on() -> None:
+    loop = SpeculativeLoop(HashEngine(), Oracle(), 4, range(VOCAB_SIZE))
+    request = make_request([3], 15, ignore_eos=True)
+    run(loop, [request])
+    assert request.num_output == 15
+
+
+def test_a_failing_step_fails_its_requests_and_the_loop_goes_on() -> None:
+    engine = HashEngine(fail_at={3})
+    loop = SpeculativeLoop(engine, NgramDrafter(1, 2), 2, [])
+    failed = [make_request([i], 10) for i in range(3)]
+    run(loop, failed)
+    assert {r.finish_reason for r in failed} == {FinishReason.ERROR}
+    assert failed[0].error == "the fake engine was told to fail"
+    later = make_request([1, 2], 10)
+    run(loop, [later])
+    assert later.output_ids == plain_output([1, 2], SamplingParams(ignore_eos=True), 10)
+
+
+def test_nan_logits_end_only_the_request_that_has_them() -> None:
+    class Poisoned(HashEngine):
+        def run(self, step: Any) -> Any:
+            output = super().run(step)
+            if step.input_ids[0, 0] == 11:
+                output.logits[0] = np.nan
+            return output
+
+    loop = SpeculativeLoop(Poisoned(), NoDrafter(), 0, [])
+    bad, good = make_request([11], 5), make_request([2], 5)
+    run(loop, [bad, good])
+    assert bad.finish_reason is FinishReason.ERROR
+    assert "logit that is nan" in (bad.error or "")
+    assert good.output_ids == plain_output([2], SamplingParams(ignore_eos=True), 5)
+
+
+def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone() -> None:
+    loop = SpeculativeLoop(HashEngine(), draft_model(salt=1), 3, [])
+    requests = [make_request([i, 1], 20) for i in range(6)]
+    for request in requests:
+        loop.submit(request)
+    for _ in range(3):
+        loop.step()
+    loop.cancel(requests[1])  # runs
+    loop.cancel(requests[5])  # waits
+    while loop.has_work:
+        loop.step()
+    for i in (0, 2, 3, 4):
+        assert requests[i].output_ids == plain_output([i, 1], SamplingParams(ignore_eos=True), 20)
+    assert requests[1].finish_reason is requests[5].finish_reason is FinishReason.CANCELLED
+    assert loop.stats().num_running == loop.stats().num_waiting == 0
+
+
+def test_a_draft_model_with_a_shorter_context_stops_drafting_and_decoding_goes_on() -> None:
+    loop = SpeculativeLoop(HashEngine(), draft_model(max_length=20), 4, [])
+    request = make_request([1, 2, 3, 4], 60)
+    run(loop, [request])
+    assert request.output_ids == plain_output([1, 2, 3, 4], SamplingParams(ignore_eos=True), 60)
+    assert 0 < request.stats.acceptance.num_drafts < 10
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 3, VOCAB_SIZE + 5])
+def test_padding_ids_of_one_vocabulary_are_never_drafted(vocab_size: int) -> None:
+    loop = SpeculativeLoop(HashEngine(), draft_model(salt=3, vocab_size=vocab_size), 4, [])
+    requests = [make_request([i], 30, temperature=1.0, seed=i) for i in range(4)]
+    run(loop, requests)
+    assert loop.stats().acceptance.num_drafts > 0
+    assert all(0 <= t < VOCAB_SIZE for r in requests for t in r.token_ids)
+
+
+def test_prefill_chunks_of_a_batch_share_the_budget() -> None:
+    engine = HashEngine()
+    loop = SpeculativeLoop(engine, NoDrafter(), 0, [])
+    run(loop, [make_request([1] * 50, 2) for _ in range(4)])
+    assert max(step.input_ids.size for step in engine.steps) <= engine.profile.max_query
+
+
+def test_a_sliding_window_hides_what_is_too_old() -> None:
+    engine = HashEngine(spec=graph_spec(sliding_window=8))
+    loop = SpeculativeLoop(engine, Oracle(suffix=8), 3, [])
+    request = make_request([1, 2, 3], 20)
+    run(loop, [request])
+    text = [1, 2, 3]
+    while len(text) < 23:
+        text.append(next_token(text, request.params, suffix=8))
+    assert request.token_ids == text
+    assert request.stats.acceptance.rate == 1.0
