@@ -99,34 +99,40 @@ class SpeculativeLoop:
         self._drafter.close()
         self._target.close()
 
-    def _query_limit(self, num_rows: int) -> int:
-        """Most query tokens of a row: prefill chunks of all rows share one budget."""
-        budget = self._target.profile.max_query
-        return min(budget, max(budget // num_rows, self._num_speculative_tokens + 1))
+    def _prefill_chunk(self, num_rows: int) -> int:
+        """Most pending tokens of a row in one step: all rows share one budget.
+
+        There is always room for a whole draft beside them, so that where drafts begin, and with
+        it a seeded output, does not depend on the batch.
+        """
+        return max(self._target.profile.max_query // num_rows - self._num_speculative_tokens, 1)
 
     def _draft(self, requests: Sequence[Request]) -> list[Draft]:
         """A draft for each request whose pending tokens all fit this step; empty for the others."""
         started = time.perf_counter()
-        limit = self._query_limit(len(requests))
+        chunk = self._prefill_chunk(len(requests))
         room = [
-            min(self._num_speculative_tokens, limit - r.num_pending, r.num_left - 1)
+            min(self._num_speculative_tokens, r.num_left - 1) if r.num_pending <= chunk else 0
             for r in requests
         ]
-        wanted = [DraftRequest(r, size) for r, size in zip(requests, room, strict=True) if size > 0]
+        wanted = [
+            DraftRequest(r, size) for r, size in zip(requests, room, strict=True) if size > 0
+        ]
         proposed = iter(self._drafter.propose(wanted) if wanted else [])
         drafts = [next(proposed) if size > 0 else Draft() for size in room]
         self._draft_time_s += time.perf_counter() - started
         return drafts
 
     def _build(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> Batch:
-        limit = self._query_limit(len(requests))
+        chunk = self._prefill_chunk(len(requests))
         rows = []
         for request, draft in zip(requests, drafts, strict=True):
             pending = request.token_ids[request.num_computed :]
-            is_whole = len(pending) <= limit
-            num_logits = len(draft.token_ids) + 1 if is_whole else 0
-            tokens = [*pending, *draft.token_ids] if is_whole else pending[:limit]
-            rows.append(Row(request.num_computed, tokens, num_logits))
+            if len(pending) <= chunk:
+                tokens = [*pending, *draft.token_ids]
+                rows.append(Row(request.num_computed, tokens, len(draft.token_ids) + 1))
+            else:
+                rows.append(Row(request.num_computed, pending[:chunk], 0))
         return Batch.build(rows, self._target.profile.max_length, self._target.spec.sliding_window)
 
     def _commit(
@@ -137,11 +143,11 @@ class SpeculativeLoop:
         output: StepOutput,
     ) -> list[NewTokens]:
         """Verify every row first: finishing a request moves others to new slots."""
-        limit = self._query_limit(len(requests))
+        chunk = self._prefill_chunk(len(requests))
         results = []
         for b, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            if request.num_pending > limit:  # a prefill chunk; the rest follows
-                request.num_computed += limit
+            if request.num_pending > chunk:  # the rest of the prompt follows
+                request.num_computed += chunk
                 continue
             try:
                 verdict = self._verify(request, draft, output, batch.logits_start[b])
