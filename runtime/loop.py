@@ -115,9 +115,7 @@ class SpeculativeLoop:
             min(self._num_speculative_tokens, r.num_left - 1) if r.num_pending <= chunk else 0
             for r in requests
         ]
-        wanted = [
-            DraftRequest(r, size) for r, size in zip(requests, room, strict=True) if size > 0
-        ]
+        wanted = [DraftRequest(r, size) for r, size in zip(requests, room, strict=True) if size > 0]
         proposed = iter(self._drafter.propose(wanted) if wanted else [])
         drafts = [next(proposed) if size > 0 else Draft() for size in room]
         self._draft_time_s += time.perf_counter() - started

@@ -1,0 +1,216 @@
+"""The embedding API on the tiny model."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import specexport
+from specexport import Engine, EngineOptions, FinishReason, SamplingParams
+from specexport.errors import BundleError, ConfigError, EngineError, RequestError
+from specexport.export.build import BuildOptions, build
+from specexport.export.manifest import DraftMethod
+from tests.tiny import EOS_ID, make_model, write_checkpoint
+
+PROMPT = "to be or not to be, to be or"
+
+
+@pytest.fixture(scope="module")
+def draft_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft")
+    draft = write_checkpoint(folder / "qwen3", "qwen3", seed=7)
+    build(str(tiny_checkpoint), folder / "bundle", BuildOptions(DraftMethod(), draft=str(draft)))
+    return folder / "bundle"
+
+
+def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        max_new_tokens=num_tokens, do_sample=False, eos_token_id=EOS_ID, pad_token_id=0
+    )
+    inputs = torch.tensor([prompt])
+    output = make_model("llama").generate(
+        inputs, attention_mask=torch.ones_like(inputs), generation_config=config
+    )
+    return [int(i) for i in output[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize("k", range(9))
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_greedy_equals_transformers(draft_bundle: Path, method: Any, k: int) -> None:
+    options = EngineOptions(method=method, num_speculative_tokens=k, max_slots=3, prefill_chunk=16)
+    with Engine(draft_bundle, options) as engine:
+        prompts = [engine.tokenizer.encode(PROMPT[i:] * (i + 1)) for i in range(5)]
+        streams = [engine.submit(p, SamplingParams(max_tokens=30)) for p in prompts]
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert list(stream.result().token_ids) == reference_greedy(prompt, 30)
+        assert (engine.stats().acceptance.num_drafts > 0) == (k > 0)
+
+
+def test_a_stream_gives_the_same_as_its_result(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle) as engine:
+        whole = engine.submit(PROMPT, SamplingParams(max_tokens=40)).result()
+        chunks = list(engine.submit(PROMPT, SamplingParams(max_tokens=40)))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert tuple(t for chunk in chunks for t in chunk.token_ids) == whole.token_ids
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason is whole.finish_reason is FinishReason.LENGTH
+
+
+def test_several_streams_may_be_read_in_any_order(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle, EngineOptions(max_slots=2)) as engine:
+        streams = [engine.submit(PROMPT, SamplingParams(max_tokens=n)) for n in (5, 9, 7)]
+        lengths = [len(s.result().token_ids) for s in reversed(streams)]
+    assert lengths == [7, 9, 5]
+
+
+def test_statistics_count_what_happened(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle) as engine:
+        result = engine.submit(PROMPT, SamplingParams(max_tokens=20)).result()
+        stats = engine.stats()
+    assert stats.num_finished == 1
+    assert stats.num_output_tokens == len(result.token_ids) == 20
+    assert stats.num_steps == result.stats.num_decode_steps + 1
+    assert 0 < stats.target_time_s <= stats.engine_time_s < stats.total_time_s
+    assert result.stats.prefill_time_s > 0
+    assert result.stats.tokens_per_s(20) > 0
+
+
+def test_a_cancelled_stream_ends_and_closing_cancels_the_rest(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle) as engine:
+        first = engine.submit(PROMPT, SamplingParams(max_tokens=50))
+        second = engine.submit(PROMPT)
+        next(iter(first))
+        first.cancel()
+        assert first.result().finish_reason is FinishReason.CANCELLED
+    assert second.result().finish_reason is FinishReason.CANCELLED
+
+
+def test_without_max_tokens_the_output_ends_with_the_cache(tiny_bundle: Path) -> None:
+    params = SamplingParams(ignore_eos=True)
+    with Engine(tiny_bundle, EngineOptions(max_length=60)) as engine:
+        result = engine.submit([1] * 50, params).result()
+    assert len(result.token_ids) == 10
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", {}, "prompt is empty"),
+        ([], {}, "prompt is empty"),
+        ([3] * 60, {}, "has 60 tokens; the cache holds 60"),
+        ([3] * 70, {}, "has 70 tokens; the cache holds 60"),
+        ([3] * 50, {"max_tokens": 11}, "at most 10 tokens"),
+        ([3, 999], {}, "Token id 999 .* vocabulary of 272"),
+        ([-1], {}, "Token id -1"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_at_once(
+    tiny_bundle: Path, prompt: Any, params: dict[str, Any], message: str
+) -> None:
+    with Engine(tiny_bundle, EngineOptions(max_length=60)) as engine:
+        with pytest.raises(RequestError, match=message):
+            engine.submit(prompt, SamplingParams(**params))
+        assert engine.stats().num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_a_bad_sampling_value_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(**values)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_slots": 0}, "max_slots is 0; it must be at least 1"),
+        ({"max_length": 9999}, "built for 256"),
+        ({"method": "draft"}, "has no draft model"),
+        ({"method": "none", "num_speculative_tokens": 3}, "Leave one of them out"),
+    ],
+)
+def test_a_bad_engine_option_is_refused(
+    tiny_bundle: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Engine(tiny_bundle, EngineOptions(**options))
+
+
+@pytest.fixture
+def copied(tiny_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    "name", ["target/model.onnx", "target/model.weights", "tokenizer/tokenizer.json"]
+)
+def test_a_changed_byte_or_a_missing_file_is_found(copied: Path, name: str) -> None:
+    data = bytearray((copied / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copied / name).write_bytes(data)
+    with pytest.raises(BundleError, match=f"{name} was changed after the build"):
+        Engine(copied)
+    (copied / name).write_bytes(data[:-1])
+    with pytest.raises(BundleError, match=f"{name} has {len(data) - 1} bytes"):
+        Engine(copied)
+    (copied / name).unlink()
+    with pytest.raises(BundleError, match=f"{name} is missing"):
+        Engine(copied)
+
+
+def test_a_newer_schema_version_is_refused(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    (copied / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 2, "new": 1}))
+    with pytest.raises(BundleError, match="schema version 2; this specexport reads version 1"):
+        Engine(copied)
+
+
+def test_a_damaged_manifest_is_refused(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    del manifest["target"]["head_dim"]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"damaged at 'target\.head_dim'"):
+        Engine(copied)
+    (copied / "manifest.json").write_text("{")
+    with pytest.raises(BundleError, match="cannot be read"):
+        Engine(copied)
+    (copied / "manifest.json").unlink()
+    with pytest.raises(BundleError, match="holds no manifest"):
+        Engine(copied)
+    with pytest.raises(BundleError, match="is not a directory"):
+        Engine(copied / "nowhere")
+
+
+def test_nan_weights_end_in_a_clear_error(tiny_bundle: Path, copied: Path) -> None:
+    path = copied / "target/model.weights"
+    weights = np.fromfile(path, dtype=np.float32)
+    weights[:] = np.nan
+    weights.tofile(path)
+    with Engine(copied, EngineOptions(verify_files=False)) as engine:
+        with pytest.raises(EngineError, match="logit that is nan"):
+            engine.submit("hello").result()
+        assert engine.stats().num_running == 0
+
+
+def test_the_public_names_exist_and_nothing_else() -> None:
+    for name in specexport.__all__:
+        assert getattr(specexport, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        specexport.nothing  # noqa: B018 - the access is the test
