@@ -22,6 +22,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1e4,
@@ -34,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, all biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    "llama, linear": ("llama", {"rope_parameters": LINEAR}),
     "llama, llama3": ("llama", {"rope_parameters": LLAMA3}),
     "llama, no grouping": ("llama", {"num_key_value_heads": 4}),
     "mistral": ("mistral", {"sliding_window": None}),
