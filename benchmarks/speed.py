@@ -17,8 +17,8 @@ from specexport.runtime.params import SamplingParams
 _PARAGRAPH = (
     "The ferry leaves the old harbour at seven in the morning and reaches the island of "
     "Saint Brendan at half past nine. On the way it passes the lighthouse, two fishing villages "
-    "and a sandbank where seals rest at low tide. Tickets cost twelve euros for adults and five euros "
-    "for children; bicycles travel free of charge. The last ferry back leaves at six."
+    "and a sandbank where seals rest at low tide. Tickets cost twelve euros for adults and five "
+    "euros for children; bicycles travel free of charge. The last ferry back leaves at six."
 )
 PROMPTS = {
     "copy": f"Repeat the following text exactly, word for word:\n\n{_PARAGRAPH}",

@@ -90,6 +90,7 @@ def build(
             provenance=Provenance(
                 checkpoint=_absolute(source),
                 draft_checkpoint=_absolute(options.draft) if options.draft else None,
+                notes=tuple(note for part in parts for note in part.checkpoint.notes),
                 argv=options.argv,
                 versions=_versions(),
             ),

@@ -21,6 +21,8 @@ class Checkpoint(Protocol):
     """As `config.json`."""
     generation_config: dict[str, Any]
     """As `generation_config.json`; empty where there is none."""
+    notes: list[str]
+    """What was decided about the checkpoint, in sentences for the user."""
 
     def names(self) -> Iterable[str]:
         """Names of all tensors."""

@@ -10,7 +10,7 @@ _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt",
 
 def download(hub_id: str) -> Path:
     """Local snapshot of `org/name[@revision]`; raises `CheckpointError` with the reason."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", hub_id):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", hub_id):
         raise CheckpointError(
             f"{hub_id!r} is neither an existing path nor a hub id of the form org/name. "
             "Check the spelling of the path."

@@ -21,6 +21,7 @@ class HuggingFaceCheckpoint:
         """Open every shard; raises `CheckpointError` if one is missing or damaged."""
         self.path = path
         self.source = source
+        self.notes: list[str] = []
         self.config = _read_json(path / "config.json", required=True)
         self.generation_config = _read_json(path / "generation_config.json")
         self._stack = ExitStack()

@@ -103,9 +103,9 @@ def _write(
     array: np.ndarray[Any, Any],
     advance: Callable[[int], None],
 ) -> None:
-    data = memoryview(array.view(np.uint8).reshape(-1))
+    data = array.view(np.uint8).reshape(-1)
     for start in range(0, len(data), _BLOCK_BYTES):
-        block = data[start : start + _BLOCK_BYTES]
+        block = data[start : start + _BLOCK_BYTES].data
         file.write(block)
         digest.update(block)
         advance(len(block))

@@ -121,6 +121,8 @@ def _method(kind: Literal["ngram", "draft", "none"], values: dict[str, int]) -> 
 def _summarise(output: Path, manifest: Manifest) -> None:
     size = sum(entry.size_bytes for entry in manifest.files.values())
     target = manifest.target
+    for note in manifest.provenance.notes:
+        click.echo(f"Note: {note}")
     click.echo(
         f"{output}: {target.architecture}, {target.num_parameters / 1e6:.0f}M parameters, "
         f"{target.weight_type}, {target.max_length} tokens, method {manifest.method.kind}, "

@@ -46,6 +46,8 @@ def _overview(manifest: Manifest, validation: dict[str, Any] | None) -> Table:
     table.add_row("made from", manifest.provenance.checkpoint)
     if manifest.provenance.draft_checkpoint:
         table.add_row("draft from", manifest.provenance.draft_checkpoint)
+    for note in manifest.provenance.notes:
+        table.add_row("note", note)
     table.add_row("end of sequence", ", ".join(map(str, manifest.eos_token_ids)) or "none")
     table.add_row(
         "versions", ", ".join(f"{k} {v}" for k, v in manifest.provenance.versions.items())

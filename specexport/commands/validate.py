@@ -12,7 +12,7 @@ from specexport.validation.run import ValidationOptions, validate
 _EXAMPLES = """\b
 Examples:
   specexport validate smollm2
-  specexport validate smollm2 --num-prompts 4 --max-tokens 32
+  specexport validate smollm2 --num-prompts 4 --max-tokens 16
   specexport validate smollm2 --checkpoint ./SmolLM2-135M-Instruct --json
 """
 
@@ -22,7 +22,7 @@ Examples:
 @click.option("--checkpoint", help="The target's checkpoint  [default: where it was built from].")
 @click.option("--draft-checkpoint", help="The same for the draft model.")
 @click.option("--num-prompts", type=click.IntRange(1), help="Prompts used  [default: all].")
-@click.option("-n", "--max-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("-n", "--max-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--num-samples", type=click.IntRange(100), default=600, show_default=True)
 @click.option("--tolerance", type=float, help="Largest logit difference  [default: 0.001 in fp32].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -1,7 +1,8 @@
 """The independent reference: transformers' own model in PyTorch, fp32."""
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,15 @@ def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transfo
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    with suppress(AttributeError):
-        transformers.utils.logging.disable_progress_bar()
     load = transformers.AutoModelForCausalLM.from_pretrained
     path = Path(source).expanduser()
     try:
-        if path.is_file() and is_gguf(path):
-            model = load(path.parent, gguf_file=path.name, dtype=torch.float32)
-            _share_twins(model, checkpoint)
-        else:
-            model = load(getattr(checkpoint, "path", source), dtype=torch.float32)
+        with redirect_stderr(StringIO()):  # progress bars that no setting turns off
+            if path.is_file() and is_gguf(path):
+                model = load(path.parent, gguf_file=path.name, dtype=torch.float32)
+                _share_twins(model, checkpoint)
+            else:
+                model = load(getattr(checkpoint, "path", source), dtype=torch.float32)
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise CheckpointError(f"transformers cannot load {source}: {first}") from None

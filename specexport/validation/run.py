@@ -22,7 +22,7 @@ from specexport.validation.report import LogitsReport, ValidationReport
 
 REPORT_NAME = "validation.json"
 _TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 1.0}
-_SLOTS = 4
+_SLOTS = 8
 # It repeats itself, so that an n-gram drafter has something to propose from the first token on.
 _REPEATING = "one two three, one two three, one two"
 
@@ -36,7 +36,7 @@ class ValidationOptions:
     draft_checkpoint: str | None = None
     num_prompts: int | None = None
     """None: all that ship with specexport."""
-    max_tokens: int = 64
+    max_tokens: int = 32
     num_samples: int = 600
     tolerance: float | None = None
     """Largest logit difference; None: 1e-3, or more where the weights were rounded."""

@@ -93,7 +93,7 @@ def test_logits_equal_transformers_in_chunks_and_ragged_batches(case: str, tmp_p
 def test_dynamic_rope_equals_transformers_decoding_past_the_original_context(
     tmp_path: Path,
 ) -> None:
-    overrides = {
+    overrides: dict[str, Any] = {
         "max_position_embeddings": 64,
         "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
     }

@@ -1,0 +1,312 @@
+"""What `build` refuses, and that it writes all or nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specexport.errors import ConfigError, SpecExportError
+from specexport.export.build import BuildOptions, build
+from specexport.export.manifest import DraftMethod, read_manifest, verify_files
+from tests.tiny import write_checkpoint, write_tokenizer
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
+
+
+def edit_config(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "remove"}))
+
+
+def edit_tensors(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+
+
+def refuse(checkpoint: Path | str, tmp_path: Path, message: str, options: Any = None) -> None:
+    """`build` raises an error of ours, and leaves nothing behind."""
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SpecExportError, match=message):
+        build(str(checkpoint), tmp_path / "bundle", options or BuildOptions())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_bundle_holds_what_its_manifest_lists_and_nothing_else(tiny_bundle: Path) -> None:
+    manifest = read_manifest(tiny_bundle)
+    verify_files(tiny_bundle, manifest)
+    found = {str(p.relative_to(tiny_bundle)) for p in tiny_bundle.rglob("*") if p.is_file()}
+    assert found == {*manifest.files, "manifest.json"}
+    assert manifest.eos_token_ids == (257,)
+    assert {"torch", "onnx", "specexport"} <= set(manifest.provenance.versions)
+
+
+def test_eos_ids_come_from_generation_config_first(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    assert build(str(checkpoint), tmp_path / "bundle").eos_token_ids == (3, 5)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_missing_file_is_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / name).unlink()
+    refuse(checkpoint, tmp_path, r"no \.safetensors file|config\.json is missing")
+
+
+def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "sharded", "llama", max_shard_size="40KB")
+    next(iter(sorted(checkpoint.glob("*.safetensors")))).unlink()
+    refuse(checkpoint, tmp_path, r"\.safetensors is missing")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_cut_off_file_is_refused(share: float, checkpoint: Path, tmp_path: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    refuse(checkpoint, tmp_path, "no whole safetensors file")
+
+
+def test_pickled_weights_are_refused_with_the_remedy(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    refuse(checkpoint, tmp_path, r"pytorch_model\.bin: convert it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel. Supported: LlamaForCausalLM, "),
+        ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_size": "remove"}, "positive integer 'hidden_size'; it has None"),
+        ({"num_key_value_heads": 3}, "must be a multiple"),
+        ({"intermediate_size": 64}, r"has shape \[48, 32\]; config.json calls for \[64, 32\]"),
+        ({"num_hidden_layers": 3}, "lacks 9 tensor.*model.layers.2"),
+        ({"num_hidden_layers": 1}, "holds 9 tensor.*not call for.*model.layers.1"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "scaling type 'longrope'"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
+    ],
+)
+def test_a_config_that_cannot_be_built_is_refused(
+    changes: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    edit_config(checkpoint, **changes)
+    refuse(checkpoint, tmp_path, message)
+
+
+def test_qwen_with_windows_on_some_layers_is_refused(tmp_path: Path) -> None:
+    window: dict[str, Any] = {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    }
+    checkpoint = write_checkpoint(tmp_path / "mixed", "qwen2", **window)
+    refuse(checkpoint, tmp_path, "mixes sliding-window and full-attention layers")
+
+
+def test_a_tensor_missing_or_unread_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    edit_tensors(checkpoint, **{"lm_head.weight": None})
+    refuse(checkpoint, tmp_path, "lacks 1 tensor.*'lm_head.weight'")
+    edit_config(checkpoint, tie_word_embeddings=True)
+    edit_tensors(checkpoint, **{"model.layers.0.extra.weight": np.zeros(3, dtype=np.float32)})
+    refuse(checkpoint, tmp_path, "does not call for.*'model.layers.0.extra.weight'")
+
+
+def test_an_integer_tensor_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    edit_tensors(checkpoint, **{"model.norm.weight": np.zeros(32, dtype=np.int32)})
+    refuse(checkpoint, tmp_path, "model.norm.weight is stored as I32")
+
+
+def test_weights_that_overflow_fp16_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    edit_tensors(checkpoint, **{"lm_head.weight": np.full((272, 32), 1e5, dtype=np.float32)})
+    refuse(checkpoint, tmp_path, "does not fit fp16", BuildOptions(weight_type="fp16"))
+
+
+def test_invalid_json_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "config.json").write_text("{")
+    refuse(checkpoint, tmp_path, "no valid JSON")
+
+
+def test_a_checkpoint_without_tokenizer_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "tokenizer_config.json").unlink()
+    refuse(checkpoint, tmp_path, r"no tokenizer\.json")
+
+
+@pytest.mark.parametrize("source", ["no/such/path/here", "./missing", "missing.gguf"])
+def test_a_path_that_is_no_hub_id_is_refused(source: str, tmp_path: Path) -> None:
+    refuse(source, tmp_path, "neither an existing path nor a hub id")
+
+
+def test_offline_the_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    refuse("some-org/some-model", tmp_path, "hub cannot be reached.*give a local directory")
+
+
+def test_a_longer_context_than_the_models_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    refuse(
+        checkpoint,
+        tmp_path,
+        "--max-length is 257, but the model knows 256",
+        BuildOptions(max_length=257),
+    )
+
+
+def test_a_draft_with_another_tokenizer_is_refused_with_the_first_id(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    draft = write_checkpoint(tmp_path / "draft", "qwen3")
+    write_tokenizer(draft, swapped=(70, 90))
+    options = BuildOptions(DraftMethod(), draft=str(draft))
+    refuse(checkpoint, tmp_path, "another tokenizer: id 70 is .* for the target and", options)
+
+
+def test_a_draft_with_a_padded_vocabulary_is_accepted(checkpoint: Path, tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft", "qwen3", vocab_size=320)
+    options = BuildOptions(DraftMethod(), draft=str(draft))
+    manifest = build(str(checkpoint), tmp_path / "bundle", options)
+    assert manifest.draft is not None
+    assert manifest.draft.vocab_size == 320
+
+
+def test_a_draft_with_too_few_token_ids_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft", "qwen3", vocab_size=200)
+    options = BuildOptions(DraftMethod(), draft=str(draft))
+    refuse(checkpoint, tmp_path, "has 200 token ids, but .* goes up to 257", options)
+
+
+def test_method_and_draft_must_agree() -> None:
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        BuildOptions(DraftMethod())
+    with pytest.raises(ConfigError, match="only it takes one"):
+        BuildOptions(draft="x")
+
+
+def test_an_existing_output_is_kept_unless_it_is_a_bundle_to_overwrite(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "bundle"
+    output.mkdir()
+    (output / "precious").write_text("mine")
+    refuse(checkpoint, tmp_path, "exists. Give --overwrite")
+    refuse(checkpoint, tmp_path, "no bundle .* leaves it alone", BuildOptions(overwrite=True))
+    assert (output / "precious").read_text() == "mine"
+    shutil.rmtree(output)
+    build(str(checkpoint), output)
+    (output / "old").write_text("")
+    build(str(checkpoint), output, BuildOptions(overwrite=True))
+    assert not (output / "old").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "checkpoint"]
+
+
+def test_a_failed_overwrite_leaves_the_old_bundle_whole(checkpoint: Path, tmp_path: Path) -> None:
+    build(str(checkpoint), tmp_path / "bundle")
+    edit_tensors(checkpoint, **{"model.norm.weight": np.zeros(32, dtype=np.int32)})
+    refuse(checkpoint, tmp_path, "stored as I32", BuildOptions(overwrite=True))
+    verify_files(tmp_path / "bundle", read_manifest(tmp_path / "bundle"))
+
+
+def test_a_missing_parent_folder_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"folder .* does not exist"):
+        build(str(checkpoint), tmp_path / "a" / "b")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB; the tiny bundle needs about 220."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_too_small_a_disk_is_refused_before_writing(checkpoint: Path, small_disk: Path) -> None:
+    with pytest.raises(SpecExportError, match=r"Not enough disk space .* are needed"):
+        build(str(checkpoint), small_disk / "bundle")
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_disk_that_fills_while_writing_leaves_nothing(
+    checkpoint: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specexport.export.build._check_space", lambda output, needed: None)
+    with pytest.raises(SpecExportError, match="Not enough disk space"):
+        build(str(checkpoint), small_disk / "bundle")
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_build_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, signal_name: str
+) -> None:
+    """The signal arrives in the middle of writing the weights."""
+    script = (
+        "import os, signal, sys\n"
+        "from specexport import cli\n"
+        "from specexport.commands import build as command\n"
+        "real = command.build\n"
+        "def build(model, output, options, progress):\n"
+        f"    def kill(*a): os.kill(os.getpid(), signal.{signal_name})\n"
+        "    return real(model, output, options, kill)\n"
+        "command.build = build\n"
+        "cli.main()\n"
+    )
+    output = tmp_path / "out"
+    output.mkdir()
+    finished = subprocess.run(
+        [sys.executable, "-c", script, "build", str(checkpoint), "-o", str(output / "bundle")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == {"SIGINT": 130, "SIGTERM": 143}[signal_name]
+    assert "Traceback" not in finished.stderr
+    assert list(output.iterdir()) == []
+
+
+def test_memory_stays_near_the_largest_tensor(tmp_path: Path) -> None:
+    """A child process builds a 300 MB model of many tensors; its own memory is a fraction of it."""
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from specexport.export.build import BuildOptions, build\n"
+        "import torch, transformers, onnx, safetensors.torch\n"
+        "def anonymous():\n"
+        "    lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "    return next(int(l.split()[1]) for l in lines if l.startswith('RssAnon')) / 1024\n"
+        "before, peak = anonymous(), 0\n"
+        "def watch(*a):\n"
+        "    global peak\n"
+        "    peak = max(peak, anonymous())\n"
+        "build(sys.argv[1], Path(sys.argv[2]), BuildOptions(), watch)\n"
+        "print(peak - before)\n"
+    )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8}
+    checkpoint = write_checkpoint(tmp_path / "large", "llama", **sizes)
+    size_mb = (checkpoint / "model.safetensors").stat().st_size / 2**20
+    finished = subprocess.run(
+        [sys.executable, "-c", script, str(checkpoint), str(tmp_path / "bundle")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert size_mb > 200
+    assert float(finished.stdout) < 0.3 * size_mb
