@@ -1,32 +1,28 @@
 """The real SmolLM2-135M-Instruct: greedy identity, logits, acceptance, a real cache."""
 
 import inspect
-import json
 import shutil
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.export.build import BuildOptions, build
-from specexport.export.checkpoint import open_checkpoint
 from specexport.export.manifest import DraftMethod, read_manifest
 from specexport.runtime.engine import Engine, EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.logits import compare_logits
 from specexport.validation.reference import Reference
+from tests.noisy_draft import write_noisy_draft
 
 pytestmark = pytest.mark.model
 
 NUM_PROMPTS, NUM_TOKENS = 104, 24
-NOISE = 0.1
 MODULES = (
     *("textwrap", "heapq", "bisect", "shutil", "random", "statistics", "fractions", "queue"),
     *("glob", "csv", "string"),
@@ -54,20 +50,9 @@ def real_prompts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 with a noisy copy of itself as the draft model: right often, but not always."""
+    """SmolLM2 with a noisy copy of itself as the draft model."""
     folder = tmp_path_factory.mktemp("noisy")
-    checkpoint = open_checkpoint(smollm2_gguf)
-    rng = np.random.default_rng(0)
-    tensors = {name: checkpoint.tensor(name) for name in checkpoint.names()}
-    for name, tensor in tensors.items():
-        if tensor.ndim == 2 and name.startswith("model.layers."):
-            noise = rng.normal(0, NOISE * tensor.std(), tensor.shape)
-            tensors[name] = (tensor + noise).astype(np.float32)
-    draft = folder / "draft"
-    draft.mkdir()
-    save_file(tensors, draft / "model.safetensors")
-    (draft / "config.json").write_text(json.dumps(checkpoint.config))
-    checkpoint.write_tokenizer(draft)
+    draft = write_noisy_draft(str(smollm2_gguf), folder / "draft")
     options = BuildOptions(DraftMethod(), draft=str(draft), max_length=2048)
     build(str(smollm2_gguf), folder / "bundle", options)
     shutil.rmtree(draft)
