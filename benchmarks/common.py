@@ -8,7 +8,10 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-_MODULES = ("textwrap", "heapq", "bisect", "shutil", "random", "statistics", "fractions", "queue")
+_MODULES = (
+    *("textwrap", "heapq", "bisect", "shutil", "random", "statistics", "fractions", "queue"),
+    *("argparse", "calendar", "collections", "configparser", "csv", "datetime", "difflib"),
+)
 
 
 def header(*packages: str) -> str:
@@ -55,11 +58,11 @@ def _functions() -> Iterator[str]:
         for _, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == name:
                 source = inspect.getsource(function)
-                if 150 < len(source) < 900:
+                if 100 < len(source) < 450:
                     yield source
         for _, cls in inspect.getmembers(module, inspect.isclass):
             for method in vars(cls).values():
                 if inspect.isfunction(method) and method.__module__ == name:
                     source = inspect.getsource(method)
-                    if 150 < len(source) < 900:
+                    if 100 < len(source) < 450:
                         yield inspect.cleandoc(source)

@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any
 
 BUNDLE = Path("build/demo")
-COPY_PROMPT = """Repeat the following function, adding a docstring:
+COPY_PROMPT = """Repeat the following text exactly, word for word:
 
-def binary_search(items, wanted):
-    low, high = 0, len(items) - 1
-    while low <= high:
-        middle = (low + high) // 2
-        if items[middle] == wanted:
-            return middle
-        if items[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle - 1
-    return None
-"""
+The ferry leaves the old harbour at seven in the morning and reaches the island of Saint Brendan at
+half past nine. On the way it passes the lighthouse, two villages and a sandbank where seals rest at
+low tide. Tickets cost twelve euros for adults and five euros for children; bicycles travel free of
+charge. The last ferry back leaves at six."""
 FREE_PROMPT = "Why is the sky blue? Answer in one short paragraph."
 
 
@@ -34,9 +26,9 @@ def main() -> None:
     BUNDLE.parent.mkdir(exist_ok=True)
     run("build", str(find_model()), "-o", str(BUNDLE), "--overwrite")
     run("inspect", str(BUNDLE))
-    run("generate", str(BUNDLE), "--chat", COPY_PROMPT, "-n", "192")
+    run("generate", str(BUNDLE), "--chat", COPY_PROMPT, "-n", "128")
     run("generate", str(BUNDLE), "--chat", FREE_PROMPT, "-n", "96")
-    compare("a copy-heavy prompt", COPY_PROMPT, 192)
+    compare("a copy-heavy prompt", COPY_PROMPT, 128)
     compare("a free prompt", FREE_PROMPT, 96)
     run("validate", str(BUNDLE), "--num-prompts", "8", "--max-tokens", "32")
     print(f"\nThe bundle is in {BUNDLE}. Go on with: .venv/bin/specexport chat {BUNDLE}")

@@ -13,7 +13,9 @@ def main(bundle: str) -> None:
     options = specexport.EngineOptions(max_slots=4)
     with specexport.Engine(bundle, options) as engine:
         # One request, streamed. Prompts are text or token ids.
-        stream = engine.submit("The three primary colours are", specexport.SamplingParams(max_tokens=24))
+        stream = engine.submit(
+            "The three primary colours are", specexport.SamplingParams(max_tokens=24)
+        )
         for chunk in stream:
             print(chunk.text, end="", flush=True)
         print(f"\n[{stream.stats.acceptance.length:.2f} tokens per drafted step]")

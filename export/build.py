@@ -1,18 +1,13 @@
 """Checkpoint → bundle: graphs, weights, tokenizer and manifest, written whole or not at all."""
 
-import errno
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx_ir as ir
 
-from specexport.errors import ConfigError, SpecExportError
+from specexport.errors import ConfigError
 from specexport.export.checkpoint import Checkpoint, open_checkpoint
 from specexport.export.config import DecoderConfig
 from specexport.export.decoder import DecoderGraph, build_decoder
@@ -29,6 +24,7 @@ from specexport.export.manifest import (
     WeightType,
     hash_file,
 )
+from specexport.export.output import check_output, check_space, whole_or_nothing
 from specexport.export.vocabulary import require_same_vocabulary
 from specexport.export.weights import check_tensors, weights_size, write_weights
 
@@ -69,12 +65,12 @@ def build(
 
     Raises `SpecExportError`; whatever happens, `output` is either whole or as it was.
     """
-    _check_output(output, overwrite=options.overwrite)
+    check_output(output, overwrite=options.overwrite)
     target = _Part.plan(source, "target", options)
     draft = _Part.plan(options.draft, "draft", options) if options.draft is not None else None
     parts = [part for part in (target, draft) if part is not None]
-    _check_space(output, sum(weights_size(part.graph) for part in parts))
-    with _whole_or_nothing(output) as folder:
+    check_space(output, sum(weights_size(part.graph) for part in parts))
+    with whole_or_nothing(output) as folder:
         target.checkpoint.write_tokenizer(_make(folder / "tokenizer"))
         if draft is not None:
             require_same_vocabulary(folder / "tokenizer", draft.checkpoint, draft.config.vocab_size)
@@ -216,64 +212,6 @@ def _hash_small_files(folder: Path) -> dict[str, FileEntry]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix != ".weights"
     }
-
-
-def _check_output(output: Path, *, overwrite: bool) -> None:
-    if not output.parent.is_dir():
-        raise ConfigError(f"The folder {output.parent} does not exist. Make it, or change -o.")
-    if output.exists():
-        if not overwrite:
-            raise ConfigError(
-                f"{output} exists. Give --overwrite to replace it, or another path with -o."
-            )
-        if not (output / "manifest.json").is_file():
-            raise ConfigError(
-                f"{output} exists and is no bundle (no manifest.json), so --overwrite leaves it "
-                "alone. Give another path with -o."
-            )
-
-
-def _check_space(output: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(output.parent).free
-    if free_bytes < needed_bytes:
-        raise SpecExportError(_disk_full(output, f"{needed_bytes / 1e9:.2f} GB are needed, "))
-
-
-def _disk_full(output: Path, needed: str) -> str:
-    free_bytes = shutil.disk_usage(output.parent).free
-    return (
-        f"Not enough disk space beside {output}: {needed}{free_bytes / 1e9:.2f} GB are free. "
-        "Free some, choose another disk with -o, or store smaller weights (--weights bf16)."
-    )
-
-
-@contextmanager
-def _whole_or_nothing(output: Path) -> Iterator[Path]:
-    """A folder beside `output` that takes its place when the block ends well."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    except OSError as error:
-        raise SpecExportError(f"Cannot write beside {output}: {error.strerror}.") from None
-    try:
-        yield folder
-        folder.chmod(0o755)
-        _replace(folder, output)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise SpecExportError(_disk_full(output, "")) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _replace(folder: Path, output: Path) -> None:
-    if output.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent)) / "old"
-        os.rename(output, old)
-        os.rename(folder, output)
-        shutil.rmtree(old.parent)
-    else:
-        os.rename(folder, output)
 
 
 def _make(folder: Path) -> Path:

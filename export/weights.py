@@ -49,7 +49,7 @@ def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, tied: bool) -> No
 
 def weights_size(graph: DecoderGraph) -> int:
     """Bytes that `write_weights` will write, padding aside."""
-    return sum(v.const_value.nbytes if v.const_value else _nbytes(v) for v in _initializers(graph))
+    return sum(_nbytes(value) for value in _initializers(graph))
 
 
 def write_weights(

@@ -156,6 +156,23 @@ def test_offline_the_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refuse("some-org/some-model", tmp_path, "hub cannot be reached.*give a local directory")
 
 
+def test_a_hub_id_in_the_local_cache_is_built_offline(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    cache = tmp_path / "cache"
+    repository, commit = cache / "models--some-org--some-model", "a" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    checkpoint.rename(repository / "snapshots" / commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    manifest = build("some-org/some-model", tmp_path / "bundle")
+    assert manifest.provenance.checkpoint == "some-org/some-model"
+
+
 def test_a_longer_context_than_the_models_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     refuse(
         checkpoint,
@@ -245,7 +262,7 @@ def test_too_small_a_disk_is_refused_before_writing(checkpoint: Path, small_disk
 def test_a_disk_that_fills_while_writing_leaves_nothing(
     checkpoint: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specexport.export.build._check_space", lambda output, needed: None)
+    monkeypatch.setattr("specexport.export.build.check_space", lambda output, needed: None)
     with pytest.raises(SpecExportError, match="Not enough disk space"):
         build(str(checkpoint), small_disk / "bundle")
     assert list(small_disk.iterdir()) == []
