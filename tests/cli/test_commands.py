@@ -146,6 +146,10 @@ def test_validate_fails_on_another_checkpoint(tiny_bundle: Path, tmp_path: Path)
     assert finished.returncode == 1
     assert not report["passed"]
     assert not report["greedy_identical"]
+    first = report["greedy"]["differences"][0]
+    assert first["compared"] == "PyTorch / plain"
+    assert len(first["tokens"]) == 2
+    assert first["top2_gap"] > 2 * report["target"]["tolerance"]
     assert not report["distribution_test"]["passed"]
     assert not report["target"]["passed"]
     (tiny_bundle / "validation.json").unlink()
