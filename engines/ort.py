@@ -42,6 +42,8 @@ class OrtRunner:
 
     def run(self, step: StepInput) -> StepOutput:
         """Run one step; raises `EngineError` with ONNX Runtime's reason if it fails."""
+        if self._session is None:
+            raise EngineError(f"The engine of {self.spec.path} is closed.")
         num_rows = step.input_ids.shape[0]
         binding = self._bindings.get(num_rows) or self._bind_cache(num_rows)
         binding.bind_cpu_input("input_ids", step.input_ids)
@@ -68,7 +70,8 @@ class OrtRunner:
     def close(self) -> None:
         """Free the session and the cache."""
         self._bindings.clear()
-        del self._session, self._cache
+        self._session = None
+        self._cache = np.empty(0, dtype=np.float32)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +123,7 @@ def _allocate_cache(spec: GraphSpec, profile: Profile, length: int) -> NDArray[n
         # Zeros, not garbage: a NaN past the valid length would poison the attention's output.
         # The pages cost memory only once they are written.
         return np.zeros(shape, dtype=np.float32)
-    except MemoryError:
+    except (MemoryError, ValueError):  # more than there is, or than can be addressed
         size_gb = np.prod(shape, dtype=np.float64) * 4 / 1e9
         raise ConfigError(
             f"A KV cache of {profile.max_slots} slots x {length} tokens needs {size_gb:.1f} GB. "

@@ -1,16 +1,18 @@
 """Checkpoint → bundle: graphs, weights, tokenizer and manifest, written whole or not at all."""
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
-from specexport.errors import ConfigError
+from specexport.errors import CheckpointError, ConfigError
 from specexport.export.checkpoint import Checkpoint, open_checkpoint
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import DecoderGraph, build_decoder
+from specexport.export.decoder import EMBEDDING, LM_HEAD, DecoderGraph, build_decoder
 from specexport.export.families import read_config
 from specexport.export.manifest import (
     DraftMethod,
@@ -25,7 +27,7 @@ from specexport.export.manifest import (
     hash_file,
 )
 from specexport.export.output import check_output, check_space, whole_or_nothing
-from specexport.export.vocabulary import require_same_vocabulary
+from specexport.export.vocabulary import check_tokenizer, require_same_vocabulary
 from specexport.export.weights import check_tensors, weights_size, write_weights
 
 DEFAULT_MAX_LENGTH = 8192
@@ -65,13 +67,17 @@ def build(
 
     Raises `SpecExportError`; whatever happens, `output` is either whole or as it was.
     """
-    check_output(output, overwrite=options.overwrite)
+    output = Path(os.path.realpath(output))  # replace what a link points to, not the link
+    sources = [source] if options.draft is None else [source, options.draft]
+    check_output(output, sources, overwrite=options.overwrite)
     target = _Part.plan(source, "target", options)
     draft = _Part.plan(options.draft, "draft", options) if options.draft is not None else None
     parts = [part for part in (target, draft) if part is not None]
+    eos_token_ids = _eos_token_ids(target.checkpoint, target.config.vocab_size)
     check_space(output, sum(weights_size(part.graph) for part in parts))
     with whole_or_nothing(output) as folder:
         target.checkpoint.write_tokenizer(_make(folder / "tokenizer"))
+        check_tokenizer(folder / "tokenizer", target.config.vocab_size)
         if draft is not None:
             require_same_vocabulary(folder / "tokenizer", draft.checkpoint, draft.config.vocab_size)
         specs = {part.role: part.write(folder, progress) for part in parts}
@@ -82,7 +88,7 @@ def build(
             target=specs["target"],
             draft=specs.get("draft"),
             method=options.method,
-            eos_token_ids=_eos_token_ids(target.checkpoint),
+            eos_token_ids=eos_token_ids,
             provenance=Provenance(
                 checkpoint=_absolute(source),
                 draft_checkpoint=_absolute(options.draft) if options.draft else None,
@@ -112,7 +118,7 @@ class _Part:
     def plan(cls, source: str, role: str, options: BuildOptions) -> "_Part":
         """Open and check everything that can be checked without reading the weights."""
         checkpoint = open_checkpoint(source)
-        config = read_config(checkpoint.config)
+        config = _untie(read_config(checkpoint.config), checkpoint)
         context = config.context_length
         max_length = options.max_length or min(context, DEFAULT_MAX_LENGTH)
         if role == "target" and max_length > context:
@@ -186,23 +192,39 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
 
 
 def _own_weight_type(checkpoint: Checkpoint) -> WeightType:
-    """The storage type of the largest share of the checkpoint: that of its embedding."""
-    from specexport.export.decoder import EMBEDDING
+    """The storage type of all matrices of the checkpoint; fp32 where they differ."""
+    matrices = [name for name in checkpoint.names() if len(checkpoint.shape(name)) > 1]
+    types = {checkpoint.dtype(name) for name in matrices}
+    if types == {"fp16"}:
+        return "fp16"
+    return "bf16" if types == {"bf16"} else "fp32"
 
-    names = set(checkpoint.names())
-    stored = checkpoint.dtype(EMBEDDING) if EMBEDDING in names else "fp32"
-    own: dict[str, WeightType] = {"fp16": "fp16", "bf16": "bf16"}
-    return own.get(stored, "fp32")
+
+def _untie(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """Believe the file, as transformers does: a stored output matrix that differs is used."""
+    if not config.tied_embeddings or LM_HEAD not in set(checkpoint.names()):
+        return config
+    if np.array_equal(checkpoint.tensor(LM_HEAD), checkpoint.tensor(EMBEDDING)):
+        return config
+    checkpoint.notes.append(
+        f"config.json ties the embeddings, but {LM_HEAD} is stored and differs: it is used."
+    )
+    return replace(config, tied_embeddings=False)
 
 
-def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+def _eos_token_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     """End-of-sequence ids: generation_config.json decides, config.json where it is silent."""
-    for source in (checkpoint.generation_config, checkpoint.config):
-        ids = source.get("eos_token_id")
-        if isinstance(ids, int):
-            return (ids,)
-        if ids:
-            return tuple(int(i) for i in ids)
+    for name in ("generation_config", "config"):
+        found = getattr(checkpoint, name).get("eos_token_id")
+        ids = found if isinstance(found, list) else [found]
+        if found is None or found == []:
+            continue
+        if not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+            raise CheckpointError(
+                f"{name}.json: eos_token_id is {found!r}; it must be a token id (or a list of "
+                f"them) from 0 to {vocab_size - 1}."
+            )
+        return tuple(ids)
     return ()
 
 

@@ -6,11 +6,12 @@ Llama lineage (transformers' `modeling_llama.py`, `modeling_mistral.py`, `modeli
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig
+from specexport.export.config_values import ConfigValues, check_values
 from specexport.export.rope_config import read_rope
 
 Config = Mapping[str, Any]
@@ -22,59 +23,60 @@ class Family:
 
     name: str
     defaults: dict[str, Any]
-    features: Callable[[Config], dict[str, Any]] = field(default=lambda config: {})
+    features: Callable[[ConfigValues], dict[str, Any]]
 
 
-def _llama_features(config: Config) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
+def _llama_features(values: ConfigValues) -> dict[str, Any]:
+    bias = values.attention_bias
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": values.mlp_bias}
+
+
+def _mistral_features(values: ConfigValues) -> dict[str, Any]:
+    return {"sliding_window": _window(values, first_windowed_layer=0)}
+
+
+def _qwen2_features(values: ConfigValues) -> dict[str, Any]:
+    return {"qkv_bias": True, "sliding_window": _qwen_window(values)}
+
+
+def _qwen3_features(values: ConfigValues) -> dict[str, Any]:
     return {
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-    }
-
-
-def _mistral_features(config: Config) -> dict[str, Any]:
-    # transformers: a config without the key means a window of 4096, an explicit null means none.
-    return {"sliding_window": config.get("sliding_window", 4096)}
-
-
-def _qwen2_features(config: Config) -> dict[str, Any]:
-    return {"qkv_bias": True, "sliding_window": _qwen_window(config)}
-
-
-def _qwen3_features(config: Config) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    return {
-        "qkv_bias": bias,
-        "output_bias": bias,
+        "qkv_bias": values.attention_bias,
+        "output_bias": values.attention_bias,
         "qk_norm": True,
-        "sliding_window": _qwen_window(config),
+        "sliding_window": _qwen_window(values),
     }
 
 
-def _qwen_window(config: Config) -> int | None:
-    """Qwen names a window per layer; one mask serves all layers, so all must agree."""
-    if not config.get("use_sliding_window", False) or config.get("sliding_window", 4096) is None:
+def _qwen_window(values: ConfigValues) -> int | None:
+    if not values.use_sliding_window:
         return None
-    num_layers = int(config["num_hidden_layers"])
-    layer_types = config.get("layer_types")
-    if layer_types is None:
-        first = int(config.get("max_window_layers", 28))
-        layer_types = ["full_attention"] * min(first, num_layers)
-        layer_types += ["sliding_attention"] * (num_layers - len(layer_types))
-    if all(kind == "full_attention" for kind in layer_types):
+    return _window(values, values.max_window_layers or 0)
+
+
+def _window(values: ConfigValues, first_windowed_layer: int) -> int | None:
+    """One mask serves all layers, so all must have the same window, or none."""
+    if values.sliding_window is None:
         return None
-    if all(kind == "sliding_attention" for kind in layer_types):
-        return int(config.get("sliding_window", 4096))
+    num_layers = values.num_hidden_layers
+    kinds = values.layer_types or [
+        "sliding_attention" if i >= first_windowed_layer else "full_attention"
+        for i in range(num_layers)
+    ]
+    if len(kinds) == num_layers and set(kinds) == {"full_attention"}:
+        return None
+    if len(kinds) == num_layers and set(kinds) == {"sliding_attention"}:
+        return values.sliding_window
     raise CheckpointError(
-        "This checkpoint mixes sliding-window and full-attention layers (use_sliding_window with "
-        f"max_window_layers {config.get('max_window_layers')}), which is not supported yet. "
+        f"config.json asks for {kinds.count('sliding_attention')} sliding-window layers (window "
+        f"{values.sliding_window}) of {num_layers}; all layers or none are supported. "
         'If the published config says "use_sliding_window": false, restore that.'
     )
 
 
+# A Mistral config without sliding_window means 4096; an explicit null means none.
 _COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
+_QWEN = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096}
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(
@@ -82,90 +84,88 @@ FAMILIES: dict[str, Family] = {
     ),
     "MistralForCausalLM": Family(
         "mistral",
-        {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8},
-        _mistral_features,
-    ),
-    "Qwen2ForCausalLM": Family(
-        "qwen2",
-        {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32},
-        _qwen2_features,
-    ),
-    "Qwen3ForCausalLM": Family(
-        "qwen3",
         {
             **_COMMON,
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
         },
-        _qwen3_features,
+        _mistral_features,
     ),
+    "Qwen2ForCausalLM": Family("qwen2", {**_COMMON, **_QWEN}, _qwen2_features),
+    "Qwen3ForCausalLM": Family("qwen3", {**_COMMON, **_QWEN, "head_dim": 128}, _qwen3_features),
 }
 
 
 def read_config(config: Config) -> DecoderConfig:
     """Turn a Hugging Face config into a `DecoderConfig`.
 
-    Raises `CheckpointError` for an unknown architecture, a missing key or an unsupported feature.
+    Raises `CheckpointError` for an unknown architecture, a bad value or an unsupported feature.
     """
     architecture, family = _find_family(config)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise CheckpointError(
-            f"The checkpoint is quantized ({method}). Give the unquantized checkpoint; "
-            "specexport quantizes by itself."
+            f"The checkpoint is quantized ({method or 'by an unknown method'}). "
+            "Give the unquantized checkpoint."
         )
-    values = {**family.defaults, **config}
-    if values["hidden_act"] != "silu":
+    values = check_values(ConfigValues, {**family.defaults, **config}, "config.json")
+    if values.hidden_act not in ("silu", "swish"):
         raise CheckpointError(
-            f"hidden_act is {values['hidden_act']!r}; {architecture} is supported with 'silu' only."
+            f"hidden_act is {values.hidden_act!r}; {architecture} is supported with 'silu' only."
         )
-    hidden_size, num_heads = _int(values, "hidden_size"), _int(values, "num_attention_heads")
-    head_dim = values.get("head_dim")
-    max_position = _int(values, "max_position_embeddings")
-    num_kv_heads = values.get("num_key_value_heads")
+    num_heads = values.num_attention_heads
     decoder = DecoderConfig(
         family=family.name,
         architecture=architecture,
-        vocab_size=_int(values, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_int(values, "intermediate_size"),
-        num_layers=_int(values, "num_hidden_layers"),
+        vocab_size=values.vocab_size,
+        hidden_size=values.hidden_size,
+        intermediate_size=values.intermediate_size,
+        num_layers=values.num_hidden_layers,
         num_heads=num_heads,
-        num_kv_heads=num_heads if num_kv_heads is None else int(num_kv_heads),
-        head_dim=hidden_size // num_heads if head_dim is None else int(head_dim),
-        norm_eps=float(values["rms_norm_eps"]),
-        max_position=max_position,
-        rope=read_rope(config, max_position),
-        tied_embeddings=bool(values["tie_word_embeddings"]),
-        **family.features(config),
+        num_kv_heads=values.num_key_value_heads or num_heads,
+        head_dim=values.head_dim or values.hidden_size // num_heads,
+        norm_eps=values.rms_norm_eps,
+        max_position=values.max_position_embeddings,
+        rope=read_rope(config, values.max_position_embeddings),
+        tied_embeddings=values.tie_word_embeddings,
+        **family.features(values),
     )
-    if decoder.num_heads % decoder.num_kv_heads or decoder.head_dim % 2:
-        raise CheckpointError(
-            f"config.json has {decoder.num_heads} heads, {decoder.num_kv_heads} key-value heads "
-            f"and head_dim {decoder.head_dim}: the first must be a multiple of the second and "
-            "head_dim even. The file is damaged or of another model."
-        )
+    _check_heads(decoder)
     return decoder
 
 
+def _check_heads(decoder: DecoderConfig) -> None:
+    factors = decoder.rope.frequency_factors
+    if decoder.num_heads % decoder.num_kv_heads or decoder.head_dim % 2 or decoder.head_dim < 4:
+        raise CheckpointError(
+            f"config.json has {decoder.num_heads} heads, {decoder.num_kv_heads} key-value heads "
+            f"and head_dim {decoder.head_dim}: the first must be a multiple of the second and "
+            "head_dim even and at least 4. The file is damaged or of another model."
+        )
+    if factors is not None and len(factors) != decoder.head_dim // 2:
+        raise CheckpointError(
+            f"The rotary embedding has {len(factors)} frequency factors; heads of "
+            f"{decoder.head_dim} need {decoder.head_dim // 2}."
+        )
+
+
 def _find_family(config: Config) -> tuple[str, Family]:
-    names = list(config.get("architectures") or [])
+    names = config.get("architectures") or []
+    model_type = config.get("model_type")
+    if not isinstance(names, list):
+        raise CheckpointError(f"config.json: architectures is {names!r}; it must be a list.")
     if not names:  # configs written by hand often name the model type alone
-        names = [key for key, f in FAMILIES.items() if f.name == config.get("model_type")]
+        names = [key for key, family in FAMILIES.items() if family.name == model_type]
     for name in names:
-        if name in FAMILIES:
-            return name, FAMILIES[name]
-    came = ", ".join(names) or f"model_type {config.get('model_type')!r}"
+        if family := FAMILIES.get(str(name)):
+            if model_type not in (None, family.name):
+                raise CheckpointError(
+                    f"config.json contradicts itself: architectures says {name}, model_type says "
+                    f"{model_type!r} instead of {family.name!r}. Restore the published config."
+                )
+            return str(name), family
+    came = ", ".join(map(str, names)) or f"model_type {model_type!r}"
     raise CheckpointError(
         f"Unsupported architecture: {came}. Supported: {', '.join(sorted(FAMILIES))}."
     )
-
-
-def _int(values: Mapping[str, Any], key: str) -> int:
-    if not isinstance(values.get(key), int) or values[key] <= 0:
-        raise CheckpointError(
-            f"config.json needs a positive integer {key!r}; it has {values.get(key)!r}. "
-            "Is the download complete?"
-        )
-    return int(values[key])

@@ -11,7 +11,12 @@ from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor
 
 _DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 class HuggingFaceCheckpoint:
@@ -62,6 +67,7 @@ class HuggingFaceCheckpoint:
                 shutil.copyfile(self.path / name, directory / name)
         if not (directory / "tokenizer.json").is_file():
             self._convert_tokenizer(directory)
+        _add_missing_tokens(directory)
 
     def _convert_tokenizer(self, directory: Path) -> None:
         from transformers import AutoTokenizer
@@ -100,11 +106,11 @@ class HuggingFaceCheckpoint:
         return files
 
     def _shard_paths(self) -> list[Path]:
-        index = _read_json(self.path / "model.safetensors.index.json")
-        if index:
-            return [self.path / name for name in sorted(set(index["weight_map"].values()))]
         if (single := self.path / "model.safetensors").is_file():
-            return [single]
+            return [single]  # wins over an index, as in transformers
+        index_path = self.path / "model.safetensors.index.json"
+        if index := _read_json(index_path):
+            return self._indexed_shards(index_path, index.get("weight_map"))
         if shards := sorted(self.path.glob("*.safetensors")):
             return shards
         pickles = [p.name for p in self.path.glob("*.bin")]
@@ -114,6 +120,41 @@ class HuggingFaceCheckpoint:
             else "Is the download complete?"
         )
         raise CheckpointError(f"{self.path} holds no .safetensors file. {hint}")
+
+    def _indexed_shards(self, index_path: Path, weight_map: object) -> list[Path]:
+        names = weight_map.values() if isinstance(weight_map, dict) else ()
+        if not names or not all(isinstance(n, str) and Path(n).name == n for n in names):
+            raise CheckpointError(
+                f"{index_path} must map tensors to file names under 'weight_map'. "
+                "Download it again."
+            )
+        return [self.path / name for name in sorted(set(names))]
+
+
+def _add_missing_tokens(directory: Path) -> None:
+    """Some tokenizer_config.json files name added tokens that tokenizer.json lacks."""
+    from tokenizers import AddedToken, Tokenizer
+
+    try:
+        config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+        named = {int(i): dict(t) for i, t in config["added_tokens_decoder"].items()}
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception:  # no such file or key, or damaged: whoever reads it next will say so
+        return
+    missing = {
+        i: t for i, t in sorted(named.items()) if tokenizer.token_to_id(t["content"]) is None
+    }
+    for token_id, token in missing.items():
+        flags = {k: bool(v) for k, v in token.items() if k in ("special", "lstrip", "rstrip")}
+        tokenizer.add_tokens([AddedToken(token["content"], normalized=False, **flags)])
+        if tokenizer.token_to_id(token["content"]) != token_id:
+            raise CheckpointError(
+                f"tokenizer_config.json gives the token {token['content']!r} the id {token_id}, "
+                "which tokenizer.json leaves no place for. Save the tokenizer again with "
+                "transformers."
+            )
+    if missing:
+        tokenizer.save(str(directory / "tokenizer.json"))
 
 
 def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
@@ -126,7 +167,7 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no valid JSON: {error}. Download it again.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object; it holds {type(value).__name__}.")

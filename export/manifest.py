@@ -4,17 +4,21 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specexport.errors import BundleError
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
 WeightType = Literal["fp32", "fp16", "bf16"]
+
+
+Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 
 
 class _Frozen(BaseModel):
@@ -35,13 +39,13 @@ class GraphSpec(_Frozen):
     path: str = Field(description="ONNX file, relative to the bundle")
     family: str
     architecture: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    max_length: int = Field(description="positions that the rotary tables hold")
-    sliding_window: int | None = None
+    vocab_size: Size
+    hidden_size: Size
+    num_layers: Size
+    num_kv_heads: Size
+    head_dim: Size
+    max_length: Size = Field(description="positions that the rotary tables hold")
+    sliding_window: Size | None = None
     weight_type: WeightType
     is_rounded: bool = Field(description="weights were stored in fewer bits than the checkpoint's")
     num_parameters: int
@@ -104,6 +108,22 @@ class Manifest(_Frozen):
     provenance: Provenance
     files: dict[str, FileEntry]
 
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        """Every file lies inside the bundle, and every graph's files are among the hashed ones."""
+        for name in self.files:
+            parts = PurePosixPath(name).parts
+            if not parts or name.startswith("/") or ".." in parts or len(name) > 200:
+                raise ValueError(f"{name[:80]!r} is no path inside the bundle")
+        for spec in (self.target, self.draft):
+            if spec is not None:
+                for name in (spec.path, str(PurePosixPath(spec.path).with_suffix(".weights"))):
+                    if name not in self.files:
+                        raise ValueError(f"{name} is not among its files")
+        if TOKENIZER_NAME not in self.files:
+            raise ValueError(f"{TOKENIZER_NAME} is not among its files")
+        return self
+
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` into `bundle`."""
         (bundle / MANIFEST_NAME).write_text(self.model_dump_json(indent=2) + "\n")
@@ -127,7 +147,7 @@ def read_manifest(bundle: Path) -> Manifest:
         )
     try:
         raw: Any = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise BundleError(f"{path} cannot be read ({error}). Build the bundle again.") from None
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
@@ -141,7 +161,7 @@ def read_manifest(bundle: Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BundleError(
-            f"{path} is damaged at {where!r}: {first['msg']}. Build the bundle again."
+            f"{path} is damaged at {where or 'files'!r}: {first['msg']}. Build the bundle again."
         ) from None
 
 

@@ -4,28 +4,34 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from specexport.errors import ConfigError, SpecExportError
-from specexport.export.manifest import MANIFEST_NAME
+from specexport.errors import BundleError, ConfigError, SpecExportError
+from specexport.export.manifest import read_manifest
 
 
-def check_output(output: Path, *, overwrite: bool) -> None:
-    """Raise `ConfigError` if `output` cannot become a bundle."""
+def check_output(output: Path, sources: Sequence[str], *, overwrite: bool) -> None:
+    """Raise `ConfigError` if `output` cannot become a bundle, or would swallow a source."""
     if not output.parent.is_dir():
         raise ConfigError(f"The folder {output.parent} does not exist. Make it, or change -o.")
-    if output.exists():
-        if not overwrite:
-            raise ConfigError(
-                f"{output} exists. Give --overwrite to replace it, or another path with -o."
-            )
-        if not (output / MANIFEST_NAME).is_file():
-            raise ConfigError(
-                f"{output} exists and is no bundle (no {MANIFEST_NAME}), so --overwrite leaves it "
-                "alone. Give another path with -o."
-            )
+    if not output.exists():
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{output} exists. Give --overwrite to replace it, or another path with -o."
+        )
+    for source in sources:
+        if Path(source).expanduser().resolve().is_relative_to(output):
+            raise ConfigError(f"{output} holds {source} itself. Give another path with -o.")
+    try:
+        read_manifest(output)
+    except BundleError:
+        raise ConfigError(
+            f"{output} exists and is no bundle of this version, so --overwrite leaves it alone. "
+            "Give another path with -o."
+        ) from None
 
 
 def check_space(output: Path, needed_bytes: int) -> None:
@@ -55,7 +61,7 @@ def whole_or_nothing(output: Path) -> Iterator[Path]:
         folder.chmod(0o755)
         _replace(folder, output)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise SpecExportError(_disk_full(output, "")) from None
     finally:
@@ -65,8 +71,14 @@ def whole_or_nothing(output: Path) -> Iterator[Path]:
 def _replace(folder: Path, output: Path) -> None:
     if output.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent)) / "old"
-        os.rename(output, old)
-        os.rename(folder, output)
-        shutil.rmtree(old.parent)
+        try:
+            os.rename(output, old)
+            try:
+                os.rename(folder, output)
+            except OSError:
+                os.rename(old, output)
+                raise
+        finally:
+            shutil.rmtree(old.parent)
     else:
         os.rename(folder, output)

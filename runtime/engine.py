@@ -1,11 +1,12 @@
 """The engine that programs embed: load a bundle, submit prompts, iterate over what comes."""
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
@@ -27,6 +28,13 @@ from specexport.runtime.tokenizer import Message, TextStream, Tokenizer
 
 MethodName = Literal["none", "ngram", "draft"]
 Prompt = str | Sequence[int]
+_RANGES = {
+    "max_slots": (1, 4096),
+    "prefill_chunk": (1, 65536),
+    "max_length": (2, 2**31 - 1),
+    "num_speculative_tokens": (0, 256),
+    "num_threads": (0, 1024),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +56,18 @@ class EngineOptions:
     """Check every file against the manifest's hashes first."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_slots", 1),
-            ("prefill_chunk", 1),
-            ("max_length", 2),
-            ("num_speculative_tokens", 0),
-            ("num_threads", 0),
-        ):
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}.")
+            if value is None and name in ("max_length", "num_speculative_tokens"):
+                continue
+            if type(value) is not int or not least <= value <= most:
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a whole number from {least} to {most}."
+                )
+        if self.method not in (None, *get_args(MethodName)):
+            raise ConfigError(
+                f"method is {self.method!r}; it must be one of {', '.join(get_args(MethodName))}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +152,14 @@ class Engine:
         self.max_length = options.max_length or self.manifest.target.max_length
         self._streams: dict[int, Stream] = {}
         self._ids = count()
+        self._is_closed = False
         self._loop = _load_loop(path, self.manifest, options, self.max_length)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Queue a prompt (text or token ids); raises `RequestError` if it cannot be served."""
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if self._is_closed:
+            raise EngineError("The engine is closed; load the bundle again.")
+        token_ids = self._token_ids(prompt)
         params = params or SamplingParams()
         request = Request(
             id=next(self._ids),
@@ -187,7 +200,9 @@ class Engine:
         """Cancel what runs and free the engines."""
         for stream in list(self._streams.values()):
             stream.cancel()
-        self._loop.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +214,17 @@ class Engine:
         self._streams[request.id].push(token_ids)
         if request.finish_reason is not None:
             del self._streams[request.id]
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        """The prompt's tokens; raises `RequestError` if it is neither text nor whole numbers."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            return [operator.index(token_id) for token_id in prompt]
+        except TypeError:
+            raise RequestError(
+                f"The prompt is {prompt!r:.80}; it must be text or a list of token ids."
+            ) from None
 
     def _max_tokens(self, token_ids: Sequence[int], params: SamplingParams) -> int:
         """Output limit of a request; raises `RequestError` if prompt and output do not fit."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from specexport.engines.step import StepOutput, StepRunner
-from specexport.errors import EngineError
+from specexport.errors import SpecExportError
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.distribution import Distribution, to_distribution
 from specexport.runtime.drafters.base import Draft, Drafter, DraftRequest
@@ -70,8 +70,8 @@ class SpeculativeLoop:
             drafts = self._draft(requests)
             batch = self._build(requests, drafts)
             output = self._target.run(batch.step)
-        except EngineError as error:
-            return self._fail(requests, str(error))
+        except Exception as error:  # whatever it is, the engine must go on
+            return self._fail(requests, _reason(error))
         self._num_steps += 1
         results = self._commit(requests, drafts, batch, output)
         self._total_time_s += time.perf_counter() - started
@@ -149,8 +149,8 @@ class SpeculativeLoop:
                 continue
             try:
                 verdict = self._verify(request, draft, output, batch.logits_start[b])
-            except EngineError as error:
-                request.error = str(error)
+            except Exception as error:  # one row's trouble is not the others'
+                request.error = _reason(error)
                 results.append(NewTokens(request, ()))
                 continue
             results.append(self._append(request, draft, verdict))
@@ -171,6 +171,7 @@ class SpeculativeLoop:
             request.stats.num_decode_steps += 1
         else:
             request.stats.first_token_s = time.perf_counter()
+            request.stats.num_first_tokens = len(kept)
         request.stats.acceptance.record(len(draft.token_ids), verdict.num_accepted)
         self._acceptance.record(len(draft.token_ids), verdict.num_accepted)
         self._num_output += len(kept)
@@ -212,3 +213,7 @@ class SpeculativeLoop:
     def _move_slot(self, source: int, destination: int, length: int) -> None:
         self._target.move_slot(source, destination, length)
         self._drafter.move_slot(source, destination, length)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, SpecExportError) else f"{type(error).__name__}: {error}"

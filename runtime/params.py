@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from specexport.errors import RequestError
 
@@ -21,6 +22,12 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            self._require(_is_a(getattr(self, name), Real), name, "a number")
+        for name in ("top_k", "seed"):
+            self._require(_is_a(getattr(self, name), Integral), name, "a whole number")
+        if self.max_tokens is not None:
+            self._require(_is_a(self.max_tokens, Integral), "max_tokens", "a whole number or None")
         self._require(0 <= self.temperature < float("inf"), "temperature", "a number from 0 up")
         self._require(self.top_k >= 0, "top_k", "a whole number from 0 (keep all) up")
         self._require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
@@ -31,4 +38,8 @@ class SamplingParams:
 
     def _require(self, holds: bool, name: str, expected: str) -> None:
         if not holds:
-            raise RequestError(f"{name} is {getattr(self, name)}; it must be {expected}.")
+            raise RequestError(f"{name} is {getattr(self, name)!r}; it must be {expected}.")
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -59,6 +59,8 @@ class RequestStats:
     started_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
+    num_first_tokens: int = 0
+    """Tokens of the step that gave the first one; a draft may come with it."""
     num_decode_steps: int = 0
     """Target steps after the one that gave the first token."""
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
@@ -74,8 +76,10 @@ class RequestStats:
         return max(self.finished_s - self.first_token_s, 0.0)
 
     def tokens_per_s(self, num_output: int) -> float:
-        """Output tokens after the first, per second of decoding; 0 for one token."""
-        return (num_output - 1) / self.decode_time_s if self.decode_time_s > 0 else 0.0
+        """Tokens after the first step, per second of decoding; 0 where there was no such step."""
+        if self.num_decode_steps == 0:
+            return 0.0
+        return (num_output - self.num_first_tokens) / self.decode_time_s
 
 
 @dataclass(frozen=True, slots=True)

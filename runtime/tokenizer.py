@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from specexport.errors import BundleError, RequestError
+from specexport.runtime.chat_template import make_environment
+
+_REPLACEMENT = "\ufffd"
 
 Message = Mapping[str, str]
 """`{"role": "user", "content": "…"}`"""
@@ -26,13 +27,19 @@ class Tokenizer:
             raise BundleError(f"{directory / 'tokenizer.json'} cannot be read: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        path = directory / "tokenizer_config.json"
-        self._config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        self._config = {
+            **_read_object(directory / "special_tokens_map.json"),
+            **_read_object(directory / "tokenizer_config.json"),
+        }
         self._template = _find_template(directory, self._config)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the model expects around a text."""
-        return list(self._tokenizer.encode(text).ids)
+        """Token ids, with the special tokens that the model expects around a text.
+
+        Raises `RequestError` for text that is no valid Unicode (a lone surrogate, from bytes that
+        are no UTF-8).
+        """
+        return self._encode(text, special=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -43,12 +50,18 @@ class Tokenizer:
 
         Raises `RequestError` when the model has no chat template or refuses the messages.
         """
-        text = self._render(messages)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encode(self._render(messages), special=False)
 
     def stream(self) -> "TextStream":
         """A decoder for tokens that come in pieces."""
         return TextStream(self._tokenizer)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError("The text is no valid Unicode. Give it as UTF-8.") from None
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._template is None:
@@ -56,23 +69,19 @@ class Tokenizer:
                 "This model has no chat template, so it takes plain text only: "
                 "use `generate` without --chat."
             )
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         try:
-            return environment.from_string(self._template).render(
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=True,
-                **self._special_tokens(),
+            return (
+                make_environment()
+                .from_string(self._template)
+                .render(
+                    messages=[dict(m) for m in messages],
+                    add_generation_prompt=True,
+                    tools=None,
+                    documents=None,
+                    **self._special_tokens(),
+                )
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program: anything may go wrong in it
             raise RequestError(f"The model's chat template refuses the messages: {error}") from None
 
     def _special_tokens(self) -> dict[str, str]:
@@ -87,27 +96,59 @@ class Tokenizer:
 
 
 class TextStream:
-    """Turns token runs into text as soon as whole characters are there."""
+    """Turns tokens into text as soon as whole characters are there.
+
+    A token is decoded together with the one before it, since a tokenizer may treat the first of a
+    text differently (SentencePiece drops its space).
+    """
 
     def __init__(self, tokenizer: _Tokenizer) -> None:
         """Start at the beginning of an output."""
         self._tokenizer = tokenizer
-        self._decoder = DecodeStream(skip_special_tokens=True)
-        self._token_ids: list[int] = []
-        self._emitted = ""
+        self._context: list[int] = []  # shown already
+        self._held: list[int] = []  # not shown yet
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete; bytes of an unfinished character wait."""
-        self._token_ids.extend(token_ids)
-        pieces = (self._decoder.step(self._tokenizer, token_id) for token_id in token_ids)
-        text = "".join(piece for piece in pieces if piece)
-        self._emitted += text
-        return text
+        return "".join(self._push(token_id) for token_id in token_ids)
 
     def finish(self) -> str:
-        """What was held back: a cut-off character shows as U+FFFD."""
-        whole = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=True))
-        return whole[len(self._emitted) :] if whole.startswith(self._emitted) else ""
+        """What was held back: a character cut off at the end shows as U+FFFD."""
+        text, self._held = self._new_text(), []
+        return text
+
+    def _push(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._new_text()
+        if not text or text.endswith(_REPLACEMENT):
+            return ""
+        self._context, self._held = self._held, []
+        return text
+
+    def _new_text(self) -> str:
+        """What the held tokens add after the context."""
+        if not self._held:
+            return ""
+        before = self._decode(self._context)
+        whole = self._decode(self._context + self._held)
+        # A byte run that is no character spoils the text before it; then only what is held counts.
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._held)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is no valid JSON ({error}). Build the bundle again.") from None
+    if not isinstance(value, dict):
+        raise BundleError(f"{path} must hold a JSON object. Build the bundle again.")
+    return value
 
 
 def _find_template(directory: Path, config: Mapping[str, Any]) -> str | None:
@@ -119,14 +160,3 @@ def _find_template(directory: Path, config: Mapping[str, Any]) -> str | None:
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
     return template
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    # Jinja's own filter escapes HTML, which would change the prompt.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)

@@ -1,5 +1,6 @@
 """The command line. Commands are imported when they run, so that --help answers at once."""
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -48,6 +49,11 @@ class _LazyGroup(click.Group):
             raise click.ClickException(str(error)) from None
         except ModuleNotFoundError as error:
             raise click.ClickException(_missing_package(ctx.invoked_subcommand, error)) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a file that cannot be read or written, a full disk
+            where = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror or error}.") from None
 
 
 def _missing_package(command: str | None, error: ModuleNotFoundError) -> str:
@@ -75,7 +81,9 @@ def main() -> None:
     """Entry point; Ctrl-C ends with status 130 and no traceback."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        status = cli.main(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(status)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.Abort:
@@ -84,9 +92,12 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of a pipe went away
-        sys.stderr.close()
-        sys.exit(141)
+    except OSError as error:  # the reader of a pipe went away, or the disk under it is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)
+        click.echo(f"Error: the output cannot be written: {error.strerror}.", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import click
 from specexport.commands.common import (
     BUNDLE,
     console,
+    default_max_tokens,
     engine_options,
     make_engine_options,
     make_params,
@@ -45,7 +46,7 @@ def command(
     threads: int,
 ) -> None:
     """Talk with BUNDLE over several turns, in the model's own chat template."""
-    params = make_params(temperature, top_k, top_p, seed, max_tokens)
+    make_params(temperature, top_k, top_p, seed, max_tokens)  # refuse before the bundle is loaded
     options = make_engine_options(method, num_speculative_tokens, max_length, threads)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(start)
@@ -65,10 +66,12 @@ def command(
                 messages.append({"role": "user", "content": line})
                 try:
                     ids = engine.tokenizer.encode_chat(messages)
+                    limit = max_tokens or default_max_tokens(engine, len(ids))
+                    params = make_params(temperature, top_k, top_p, seed, limit)
                     stream = engine.submit(ids, params)
                 except RequestError as error:
                     messages.pop()
-                    console.print(f"[red]{error}[/red] Use /new to begin again.")
+                    console.print(f"{error} Use /new to begin again.", markup=False)
                     continue
                 try:
                     for chunk in stream:

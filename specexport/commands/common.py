@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from specexport.runtime.engine import EngineOptions, MethodName
+from specexport.runtime.engine import Engine, EngineOptions, MethodName
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.stats import RequestStats
 
@@ -108,6 +108,11 @@ def make_params(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
     )
+
+
+def default_max_tokens(engine: Engine, num_prompt: int) -> int:
+    """What `--max-tokens` is when it is not given."""
+    return max(min(DEFAULT_MAX_TOKENS, engine.max_length - num_prompt), 1)
 
 
 def stats_dict(stats: RequestStats, num_prompt: int, num_output: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _EXPORT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "polygraphy")
@@ -110,5 +111,5 @@ def _print(checks: list[Check]) -> None:
         table.add_column(heading)
     for check in checks:
         mark = "[green]✓[/green]" if check.works else "[yellow]–[/yellow]"
-        table.add_row(mark, check.name, check.detail, check.fix.replace("[", r"\["))
+        table.add_row(mark, check.name, check.detail, escape(check.fix))
     Console(highlight=False).print(table)

@@ -8,8 +8,8 @@ import click
 
 from specexport.commands.common import (
     BUNDLE,
-    DEFAULT_MAX_TOKENS,
     console,
+    default_max_tokens,
     engine_options,
     make_engine_options,
     make_params,
@@ -66,7 +66,7 @@ def command(
         tokenizer = engine.tokenizer
         message = {"role": "user", "content": text}
         ids = tokenizer.encode_chat([message]) if chat else tokenizer.encode(text)
-        limit = max_tokens or max(min(DEFAULT_MAX_TOKENS, engine.max_length - len(ids)), 1)
+        limit = max_tokens or default_max_tokens(engine, len(ids))
         params = make_params(temperature, top_k, top_p, seed, limit, ignore_eos=ignore_eos)
         stream = engine.submit(ids, params)
         try:

@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from specexport.commands.common import BUNDLE
+from specexport.errors import BundleError
 from specexport.export.manifest import GraphSpec, Manifest, read_manifest, verify_files
 
 _EXAMPLES = """\b
@@ -26,7 +28,7 @@ def command(bundle: Path, as_json: bool) -> None:
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     path = bundle / "validation.json"
-    validation = json.loads(path.read_text()) if path.is_file() else None
+    validation = _read_validation(path)
     if as_json:
         value = {"manifest": manifest.model_dump(mode="json"), "validation": validation}
         click.echo(json.dumps(value))
@@ -39,15 +41,29 @@ def command(bundle: Path, as_json: bool) -> None:
     console.print(_files(manifest))
 
 
+def _read_validation(path: Path) -> dict[str, Any] | None:
+    """What `validate` wrote; None where it never ran."""
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text())
+        passed = value["passed"]
+    except (ValueError, TypeError, KeyError):
+        passed = None
+    if not isinstance(passed, bool):
+        raise BundleError(f"{path} is damaged. Run specexport validate again.")
+    return dict(value)
+
+
 def _overview(manifest: Manifest, validation: dict[str, Any] | None) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     method = ", ".join(f"{k} {v}" for k, v in manifest.method.model_dump(exclude={"kind"}).items())
     table.add_row("method", f"{manifest.method.kind} ({method})")
-    table.add_row("made from", manifest.provenance.checkpoint)
+    table.add_row("made from", escape(manifest.provenance.checkpoint))
     if manifest.provenance.draft_checkpoint:
-        table.add_row("draft from", manifest.provenance.draft_checkpoint)
+        table.add_row("draft from", escape(manifest.provenance.draft_checkpoint))
     for note in manifest.provenance.notes:
-        table.add_row("note", note)
+        table.add_row("note", escape(note))
     table.add_row("end of sequence", ", ".join(map(str, manifest.eos_token_ids)) or "none")
     table.add_row(
         "versions", ", ".join(f"{k} {v}" for k, v in manifest.provenance.versions.items())
@@ -73,7 +89,7 @@ def _graph(role: str, spec: GraphSpec) -> Table:
                 table.add_row(
                     f"{direction} {tensor.name}{times}",
                     tensor.dtype,
-                    f"[{shape}]".replace("[", r"\["),
+                    escape(f"[{shape}]"),
                 )
     window = f", sliding window {spec.sliding_window}" if spec.sliding_window else ""
     table.caption = (

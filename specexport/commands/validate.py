@@ -24,7 +24,11 @@ Examples:
 @click.option("--num-prompts", type=click.IntRange(1), help="Prompts used  [default: all].")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--num-samples", type=click.IntRange(100), default=600, show_default=True)
-@click.option("--tolerance", type=float, help="Largest logit difference  [default: 0.001 in fp32].")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest logit difference  [default: 0.001 in fp32].",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     bundle: Path,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -80,7 +81,7 @@ class ValidationReport(_Frozen):
 
 def report_table(report: ValidationReport) -> Table:
     """The report for a person."""
-    table = Table(title=f"against PyTorch ({report.checkpoint})", title_justify="left")
+    table = Table(title=f"against PyTorch ({escape(report.checkpoint)})", title_justify="left")
     for heading in ("", "test", "measured", "wanted"):
         table.add_column(heading)
     for role, logits in (("target", report.target), ("draft", report.draft)):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from specexport.errors import ConfigError, SpecExportError
 from specexport.export.build import BuildOptions, build
@@ -88,7 +89,7 @@ def test_pickled_weights_are_refused_with_the_remedy(checkpoint: Path, tmp_path:
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel. Supported: LlamaForCausalLM, "),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"hidden_size": "remove"}, "positive integer 'hidden_size'; it has None"),
+        ({"hidden_size": "remove"}, "hidden_size is missing"),
         ({"num_key_value_heads": 3}, "must be a multiple"),
         ({"intermediate_size": 64}, r"has shape \[48, 32\]; config.json calls for \[64, 32\]"),
         ({"num_hidden_layers": 3}, "lacks 9 tensor.*model.layers.2"),
@@ -111,7 +112,7 @@ def test_qwen_with_windows_on_some_layers_is_refused(tmp_path: Path) -> None:
         "max_window_layers": 1,
     }
     checkpoint = write_checkpoint(tmp_path / "mixed", "qwen2", **window)
-    refuse(checkpoint, tmp_path, "mixes sliding-window and full-attention layers")
+    refuse(checkpoint, tmp_path, "asks for 1 sliding-window layers .window 8. of 2")
 
 
 def test_a_tensor_missing_or_unread_is_named(checkpoint: Path, tmp_path: Path) -> None:
@@ -327,3 +328,137 @@ def test_memory_stays_near_the_largest_tensor(tmp_path: Path) -> None:
     )
     assert size_mb > 200
     assert float(finished.stdout) < 0.3 * size_mb
+
+
+def test_overwrite_spares_what_is_no_bundle_and_what_holds_a_source(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "bundle"
+    foreign.mkdir()
+    (foreign / "manifest.json").write_text('{"name": "my web extension"}')
+    refuse(checkpoint, tmp_path, "no bundle of this version", BuildOptions(overwrite=True))
+    with pytest.raises(ConfigError, match=r"holds .* itself"):
+        build(str(checkpoint), checkpoint, BuildOptions(overwrite=True))
+    with pytest.raises(ConfigError, match=r"holds .* itself"):
+        build(str(checkpoint), tmp_path, BuildOptions(overwrite=True))
+
+
+def test_a_link_is_followed_not_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    build(str(checkpoint), link)
+    build(str(checkpoint), link, BuildOptions(overwrite=True))
+    assert link.is_symlink()
+    assert (tmp_path / "real" / "manifest.json").is_file()
+
+
+def test_mixed_storage_types_are_kept_exactly(checkpoint: Path, tmp_path: Path) -> None:
+    import ml_dtypes
+
+    weight = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    half = weight.astype(ml_dtypes.bfloat16).astype(np.float16)
+    edit_tensors(checkpoint, **{"model.embed_tokens.weight": half})
+    target = build(str(checkpoint), tmp_path / "bundle").target
+    assert (target.weight_type, target.is_rounded) == ("fp32", False)
+
+
+def test_a_stored_output_matrix_wins_over_tied_embeddings(checkpoint: Path, tmp_path: Path) -> None:
+    edit_config(checkpoint, tie_word_embeddings=True)
+    manifest = build(str(checkpoint), tmp_path / "bundle")
+    assert "lm_head.weight is stored and differs" in manifest.provenance.notes[0]
+    embedding = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    edit_tensors(checkpoint, **{"lm_head.weight": embedding})
+    assert build(str(checkpoint), tmp_path / "tied").provenance.notes == ()
+
+
+def test_a_single_file_wins_over_an_index(checkpoint: Path, tmp_path: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    build(str(checkpoint), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 5}, {"a": "../outside.safetensors"}])
+def test_a_damaged_index_is_refused(weight_map: Any, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-1.safetensors")
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map, "metadata": {}}))
+    refuse(checkpoint, tmp_path, "must map tensors to file names")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rms_norm_eps", "1e-5"),
+        ("rms_norm_eps", None),
+        ("rms_norm_eps", -1.0),
+        ("head_dim", "16"),
+        ("head_dim", 2),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", [2]),
+        ("vocab_size", 10**30),
+        ("max_position_embeddings", 0),
+        ("tie_word_embeddings", "yes"),
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", 5),
+        ("model_type", "mistral"),
+        ("rope_parameters", "linear"),
+        ("rope_parameters", {"rope_theta": 0}),
+        ("rope_parameters", {"rope_theta": "a"}),
+        ("rope_parameters", {"rope_type": ["linear"]}),
+        ("rope_parameters", {"rope_type": "linear", "factor": "2"}),
+        ("rope_parameters", {"rope_type": "linear", "factor": 0}),
+        ("rope_parameters", {"rope_type": "yarn", "original_max_position_embeddings": -5}),
+        ("rope_parameters", {"frequency_factors": [1.0]}),
+        ("quantization_config", "gptq"),
+        ("eos_token_id", "257"),
+        ("eos_token_id", True),
+        ("eos_token_id", [[1]]),
+        ("eos_token_id", 10**9),
+        ("eos_token_id", -5),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_one_clear_error(
+    key: str, value: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    edit_config(checkpoint, **{key: value})
+    (checkpoint / "generation_config.json").unlink(missing_ok=True)
+    refuse(
+        checkpoint,
+        tmp_path,
+        key.split("_", maxsplit=1)[0] + "|RoPE|rotary|Unsupported|quantized|head_dim",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json is damaged"),
+        ("tokenizer_config.json", "{bad", "no valid JSON"),
+        ("tokenizer_config.json", "[]", "must hold a JSON object"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "chat_template must be text"),
+    ],
+)
+def test_a_damaged_tokenizer_is_noticed_by_build(
+    name: str, content: str, message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    (checkpoint / name).write_text(content)
+    refuse(checkpoint, tmp_path, message)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "small", "llama", vocab_size=200, eos_token_id=1)
+    refuse(checkpoint, tmp_path, "token ids up to 257 .*, the model 200")
+
+
+def test_added_tokens_named_in_the_config_alone_are_added(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    added = {"256": {"content": "<bos>"}, "258": {"content": "<tool>", "special": False}}
+    config["added_tokens_decoder"] = added
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    build(str(checkpoint), tmp_path / "bundle")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer" / "tokenizer.json"))
+    assert tokenizer.encode("a<tool>").ids[-1] == 258
+    added["300"] = {"content": "<far>"}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    shutil.rmtree(tmp_path / "bundle")
+    refuse(checkpoint, tmp_path, "'<far>' .* id 300")

@@ -109,6 +109,11 @@ def test_without_max_tokens_the_output_ends_with_the_cache(tiny_bundle: Path) ->
         ([3] * 50, {"max_tokens": 11}, "at most 10 tokens"),
         ([3, 999], {}, "Token id 999 .* vocabulary of 272"),
         ([-1], {}, "Token id -1"),
+        ([1.5], {}, "must be text or a list of token ids"),
+        (None, {}, "must be text or a list of token ids"),
+        (["a"], {}, "must be text or a list of token ids"),
+        ([[1, 2]], {}, "must be text or a list of token ids"),
+        ("\ud800", {}, "no valid Unicode"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_at_once(
@@ -130,6 +135,11 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ({"top_k": 2.5}, "top_k is 2.5; it must be a whole number"),
+        ({"max_tokens": 3.0}, "max_tokens is 3.0; it must be a whole number"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"temperature": "1"}, "temperature is '1'; it must be a number"),
     ],
 )
 def test_a_bad_sampling_value_is_refused(values: dict[str, Any], message: str) -> None:
@@ -140,9 +150,14 @@ def test_a_bad_sampling_value_is_refused(values: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_slots": 0}, "max_slots is 0; it must be at least 1"),
+        ({"max_slots": 0}, "max_slots is 0; it must be a whole number from 1"),
         ({"max_length": 9999}, "built for 256"),
         ({"method": "draft"}, "has no draft model"),
+        ({"method": "medusa"}, "method is 'medusa'; it must be one of none, ngram, draft"),
+        ({"num_speculative_tokens": 10**6}, "from 0 to 256"),
+        ({"num_threads": 10**12}, "num_threads is 1000000000000"),
+        ({"max_slots": 1.5}, "max_slots is 1.5"),
+        ({"prefill_chunk": None}, "prefill_chunk is None"),
         ({"method": "none", "num_speculative_tokens": 3}, "Leave one of them out"),
     ],
 )
@@ -173,6 +188,45 @@ def test_a_changed_byte_or_a_missing_file_is_found(copied: Path, name: str) -> N
     (copied / name).unlink()
     with pytest.raises(BundleError, match=f"{name} is missing"):
         Engine(copied)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"files": {}}, r"target/model\.onnx is not among its files"),
+        ({"target": {"path": "../other/model.onnx"}}, "is not among its files"),
+        ({"files": {"../x": {"size_bytes": 1, "sha256": ""}}}, "no path inside the bundle"),
+        ({"files": {"/etc/passwd": {"size_bytes": 1, "sha256": ""}}}, "no path inside the bundle"),
+        ({"target": {"sliding_window": 0}}, r"damaged at 'target\.sliding_window'"),
+        ({"target": {"num_layers": -1}}, r"damaged at 'target\.num_layers'"),
+        ({"target": {"vocab_size": 10**12}}, r"damaged at 'target\.vocab_size'"),
+        ({"method": {"kind": "medusa"}}, "damaged at 'method'"),
+    ],
+)
+def test_a_manifest_cannot_point_outside_or_ask_for_nonsense(
+    copied: Path, changes: dict[str, Any], message: str
+) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    for key, value in changes.items():
+        manifest[key] = {**manifest[key], **value} if value and key != "method" else value
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=message):
+        Engine(copied)
+
+
+def test_a_closed_engine_says_so(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle) as engine:
+        engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="engine is closed"):
+        engine.submit("hi")
+
+
+def test_numpy_token_ids_become_plain_numbers(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle) as engine:
+        prompt = np.array([5, 6, 5, 6, 5, 6, 5])
+        result = engine.submit(prompt, SamplingParams(max_tokens=12)).result()  # type: ignore[arg-type]
+    json.dumps(result.token_ids)
 
 
 def test_a_newer_schema_version_is_refused(copied: Path) -> None:

@@ -240,6 +240,30 @@ def test_nan_logits_end_only_the_request_that_has_them() -> None:
     assert good.output_ids == plain_output([2], SamplingParams(ignore_eos=True), 5)
 
 
+def test_an_unexpected_error_in_one_row_leaves_the_others_alone() -> None:
+    class Breaks(NoDrafter):
+        def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+            return [Draft((1,), ()) if w.request.num_prompt == 1 else Draft() for w in wanted]
+
+    loop = SpeculativeLoop(HashEngine(), Breaks(), 1, [])
+    bad, good = make_request([3], 5), make_request([2, 2], 5)
+    run(loop, [bad, good])
+    assert bad.finish_reason is FinishReason.ERROR
+    assert "ValueError" in (bad.error or "")
+    assert good.output_ids == plain_output([2, 2], SamplingParams(ignore_eos=True), 5)
+
+
+def test_speed_counts_what_came_after_the_first_step() -> None:
+    loop = SpeculativeLoop(HashEngine(), Oracle(), 8, [])
+    one_step, several = make_request([4], 5), make_request([5], 30)
+    run(loop, [one_step, several])
+    assert one_step.stats.num_decode_steps == 0
+    assert one_step.stats.tokens_per_s(5) == 0.0
+    assert several.stats.num_first_tokens == 9
+    expected = 21 / several.stats.decode_time_s
+    assert several.stats.tokens_per_s(30) == pytest.approx(expected)
+
+
 def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone() -> None:
     loop = SpeculativeLoop(HashEngine(), draft_model(salt=1), 3, [])
     requests = [make_request([i, 1], 20) for i in range(6)]

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
 
 from specexport.errors import BundleError, RequestError
 from specexport.runtime.tokenizer import Tokenizer
@@ -87,6 +91,80 @@ def test_templates_may_use_json_dates_and_loop_controls(folder: Path) -> None:
     message = {"role": "user", "content": "<é>"}
     text = tokenizer.decode(tokenizer.encode_chat([message, message]))
     assert text == '4{"role": "user", "content": "<é>"}x'
+
+
+def test_templates_see_no_tools_and_may_mark_generation(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% if tools is not none %}tools{% endif %}{% if documents is not none %}docs{% endif %}"
+        "{% generation %}{{ {'b': 1, 'a': 'é'} | tojson(sort_keys=true, ensure_ascii=true) }}"
+        "{% endgeneration %}"
+    )
+    tokenizer = Tokenizer(folder)
+    text = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "hi"}]))
+    assert text == '{"a": "\\u00e9", "b": 1}'
+
+
+def test_special_tokens_may_stand_in_their_own_file(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    bos = config.pop("bos_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": bos}))
+    assert Tokenizer(folder).encode_chat([])[0] == 256
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages + 1 }}", "{% if %}"])
+def test_a_broken_template_is_an_error_of_ours(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(RequestError, match="chat template refuses"):
+        Tokenizer(folder).encode_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null"])
+def test_a_damaged_tokenizer_config_is_an_error(folder: Path, content: str) -> None:
+    (folder / "tokenizer_config.json").write_text(content)
+    with pytest.raises(BundleError, match=r"tokenizer_config\.json"):
+        Tokenizer(folder)
+
+
+def byte_fallback_tokenizer(folder: Path) -> Tokenizer:
+    """A SentencePiece-like vocabulary: words that begin with a space, and all bytes."""
+    words = ["<unk>", "▁", "a", "b", "▁a", "▁b", "é"]
+    vocab = {w: i for i, w in enumerate([*words, *(f"<0x{i:02X}>" for i in range(256))])}
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    raw.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    raw.add_special_tokens(["<unk>"])
+    raw.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_streamed_text_equals_the_whole_with_byte_fallback(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tokenizer = byte_fallback_tokenizer(tmp_path_factory.mktemp("bytes"))
+    emoji = [7 + b for b in "🙂".encode()]
+    runs = st.sampled_from([[1], [2], [3], [4], [5], [6], [0], [7 + 0x61], [7 + 0x0A], emoji])
+    token_ids = [t for run in data.draw(st.lists(runs, max_size=12)) for t in run]
+    stream = tokenizer.stream()
+    text = "".join(stream.push([t]) for t in token_ids) + stream.finish()
+    assert text == tokenizer.decode(token_ids)
+
+
+def test_a_byte_run_that_never_becomes_a_character_streams_without_an_error(folder: Path) -> None:
+    tokenizer = byte_fallback_tokenizer(folder)
+    stream = tokenizer.stream()
+    assert stream.push([7 + 0x61, 7 + 0xF0, 2]).startswith("a")
+    assert stream.push([2, 7 + 0x0A]) == "a\n"
+    assert stream.push([7 + 0xF0, 7 + 0x9F]) == ""
+    assert "�" in stream.finish()
 
 
 def test_a_template_that_refuses_gives_its_reason(folder: Path) -> None:
