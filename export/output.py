@@ -61,7 +61,7 @@ def whole_or_nothing(output: Path) -> Iterator[Path]:
         folder.chmod(0o755)
         _replace(folder, output)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise SpecExportError(_disk_full(output, "")) from None
     finally:

@@ -205,6 +205,33 @@ def test_a_mistake_gets_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bytes_that_are_no_text_are_refused(tiny_bundle: Path) -> None:
+    command = [sys.executable, "-m", "specexport", "generate", str(tiny_bundle), "-"]
+    finished = subprocess.run(command, input=b"\xff\xfe\x00", capture_output=True, check=False)
+    assert finished.returncode == 1
+    assert b"Error" in finished.stderr
+    assert b"Traceback" not in finished.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [("inspect", "{bundle}"), ("generate", "{bundle}", "hi")])
+def test_output_that_cannot_be_written_is_one_error(
+    command: tuple[str, ...], tiny_bundle: Path
+) -> None:
+    filled = [word.format(bundle=tiny_bundle) for word in command]
+    with Path("/dev/full").open("w") as full:
+        finished = subprocess.run(
+            [sys.executable, "-m", "specexport", *filled],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert finished.returncode == 1
+    assert "No space left" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
 def test_ctrl_c_ends_generate_quietly(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A long output is interrupted after its first text came."""
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
