@@ -27,7 +27,7 @@ Examples:
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),
-    help="Largest logit difference  [default: 0.001 in fp32].",
+    help="Largest logit difference  [default: 0.001].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

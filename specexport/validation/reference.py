@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Checkpoint, is_gguf, open_checkpoint
 from specexport.export.decoder import EMBEDDING
+from specexport.export.manifest import WeightType
 
 
 class Reference:
-    """A checkpoint as transformers runs it."""
+    """A checkpoint as transformers runs it, its matrices rounded as a bundle stores them."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, weight_type: WeightType = "fp32") -> None:
         """Load the checkpoint that a bundle was built from."""
         self._checkpoint = open_checkpoint(source)
         self._model = _load(source, self._checkpoint)
+        _round(self._model, weight_type)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:  # [T] -> [T, V]
         """Teacher-forced logits after each token."""
@@ -67,6 +69,15 @@ def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transfo
         raise CheckpointError(f"transformers cannot load {source}: {first}") from None
     model.generation_config = transformers.GenerationConfig()  # no hidden penalties
     return model.eval()
+
+
+def _round(model: Any, weight_type: WeightType) -> None:  # noqa: ANN401
+    """Round what a bundle rounds, so that what is left to compare is the export."""
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[weight_type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(parameter.to(dtype).float())
 
 
 def _share_twins(model: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401

@@ -75,13 +75,17 @@ class ValidationReport(_Frozen):
     method: str
     num_speculative_tokens: int
     checkpoint: str
+    rounded_to: str | None
+    """PyTorch's weights were rounded so too, because the bundle stores fewer bits."""
     machine: str
     versions: dict[str, str]
 
 
 def report_table(report: ValidationReport) -> Table:
     """The report for a person."""
-    table = Table(title=f"against PyTorch ({escape(report.checkpoint)})", title_justify="left")
+    rounded = f", weights rounded to {report.rounded_to}" if report.rounded_to else ""
+    title = f"against PyTorch ({escape(report.checkpoint)}{rounded})"
+    table = Table(title=title, title_justify="left")
     for heading in ("", "test", "measured", "wanted"):
         table.add_column(heading)
     for role, logits in (("target", report.target), ("draft", report.draft)):

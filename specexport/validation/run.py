@@ -21,7 +21,7 @@ from specexport.validation.reference import Reference
 from specexport.validation.report import LogitsReport, ValidationReport
 
 REPORT_NAME = "validation.json"
-_TOLERANCES = {"fp32": 1e-3, "fp16": 0.1, "bf16": 1.0}
+_TOLERANCE = 1e-3
 _SLOTS = 8
 # It repeats itself, so that an n-gram drafter has something to propose from the first token on.
 _REPEATING = "one two three, one two three, one two"
@@ -39,7 +39,7 @@ class ValidationOptions:
     max_tokens: int = 32
     num_samples: int = 600
     tolerance: float | None = None
-    """Largest logit difference; None: 1e-3, or more where the weights were rounded."""
+    """Largest logit difference; None: 1e-3."""
 
 
 def validate(
@@ -51,8 +51,8 @@ def validate(
     manifest = read_manifest(bundle)
     source = _source(options.checkpoint, manifest.provenance.checkpoint, "--checkpoint")
     progress("Loading the checkpoint in PyTorch")
-    reference = Reference(source)
-    tolerance = options.tolerance or _tolerance(manifest.target)
+    reference = Reference(source, manifest.target.weight_type)
+    tolerance = options.tolerance or _TOLERANCE
 
     progress("Generating without speculation")
     with Engine(bundle, EngineOptions(max_slots=_SLOTS, method="none")) as engine:
@@ -97,6 +97,7 @@ def validate(
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
         checkpoint=source,
+        rounded_to=manifest.target.weight_type if manifest.target.is_rounded else None,
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs",
         versions={name: version(name) for name in ("onnxruntime", "torch", "transformers")},
     )
@@ -116,7 +117,8 @@ def _validate_draft(
         [i for i in text if i < manifest.draft.vocab_size][: manifest.draft.max_length]
         for text in texts
     ]
-    return _compare(bundle, manifest.draft, Reference(source), known, _tolerance(manifest.draft))
+    reference = Reference(source, manifest.draft.weight_type)
+    return _compare(bundle, manifest.draft, reference, known, options.tolerance or _TOLERANCE)
 
 
 def _compare(
@@ -142,10 +144,6 @@ def _prompts(engine: Engine, options: ValidationOptions) -> list[list[int]]:
         )
     texts = [json.loads(line)["text"] for line in lines[: options.num_prompts]]
     return [engine.tokenizer.encode(text)[:room] for text in texts]
-
-
-def _tolerance(spec: GraphSpec) -> float:
-    return _TOLERANCES[spec.weight_type if spec.is_rounded else "fp32"]
 
 
 def _source(given: str | None, recorded: str, option: str) -> str:

@@ -138,6 +138,16 @@ def test_validate_writes_and_prints_its_report(tiny_checkpoint: Path, tmp_path: 
     assert "passed" in succeed("validate", bundle, *options).stdout
 
 
+def test_a_rounded_bundle_is_compared_with_rounded_weights(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    succeed("build", tiny_checkpoint, "--weights", "bf16", "-o", tmp_path / "bundle")
+    options = ("--num-prompts", "3", "-n", "8", "--num-samples", "200")
+    report = json.loads(succeed("validate", tmp_path / "bundle", *options, "--json").stdout)
+    assert report["rounded_to"] == "bf16"
+    assert report["max_abs_logit_diff"] < 1e-3
+
+
 def test_validate_fails_on_another_checkpoint(tiny_bundle: Path, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", "llama", seed=5)
     options = ("--num-prompts", "3", "-n", "8", "--num-samples", "200")
