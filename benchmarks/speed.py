@@ -22,7 +22,9 @@ _PARAGRAPH = (
 )
 PROMPTS = {
     "copy": f"Repeat the following text exactly, word for word:\n\n{_PARAGRAPH}",
-    "free": "Why is the sky blue? Answer in one short paragraph.",
+    "code": "Write a Python function that checks whether a string is a palindrome, ignoring case "
+    "and punctuation. Then write three tests for it.",
+    "prose": "Describe in about a hundred words how a steam engine works.",
 }
 
 
@@ -83,7 +85,7 @@ def main(
     num_speculative_tokens: int | None,
     with_transformers: bool,
 ) -> None:
-    """Measure BUNDLE on a copy-heavy and on a free prompt."""
+    """Measure BUNDLE on a copy-heavy, a code and a prose prompt."""
     methods: tuple[MethodName | None, ...] = ("none", None)
     engines = {
         method: Engine(
