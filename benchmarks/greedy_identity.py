@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from benchmarks.common import header, standard_library_prompts
-from specexport.runtime.engine import Engine, EngineOptions, MethodName
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import EngineOptions, MethodName
 from specexport.runtime.params import SamplingParams
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import header
-from specexport.runtime.engine import Engine, EngineOptions, MethodName
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import EngineOptions, MethodName
 from specexport.runtime.params import SamplingParams
 
 _PARAGRAPH = (

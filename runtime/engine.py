@@ -6,68 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Self
 
-from specexport.engines.ort import OrtRunner
-from specexport.engines.step import Profile
-from specexport.errors import ConfigError, EngineError, RequestError
-from specexport.export.manifest import (
-    Manifest,
-    NgramMethod,
-    read_manifest,
-    verify_files,
-)
-from specexport.runtime.drafters.base import Drafter, NoDrafter
-from specexport.runtime.drafters.draft_model import DraftModelDrafter
-from specexport.runtime.drafters.ngram import NgramDrafter
-from specexport.runtime.loop import SpeculativeLoop
+from specexport.errors import EngineError, RequestError
+from specexport.export.manifest import read_manifest, verify_files
+from specexport.runtime.load import load_loop
+from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.stats import EngineStats, RequestStats
 from specexport.runtime.tokenizer import Message, TextStream, Tokenizer
 
-MethodName = Literal["none", "ngram", "draft"]
 Prompt = str | Sequence[int]
-_RANGES = {
-    "max_slots": (1, 4096),
-    "prefill_chunk": (1, 65536),
-    "max_length": (2, 2**31 - 1),
-    "num_speculative_tokens": (0, 256),
-    "num_threads": (0, 1024),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How a bundle is loaded; None takes what the bundle says."""
-
-    max_slots: int = 8
-    """Requests that run at once."""
-    max_length: int | None = None
-    """Prompt plus output tokens of a request."""
-    method: MethodName | None = None
-    num_speculative_tokens: int | None = None
-    """Draft length limit K; 0 decodes plainly."""
-    prefill_chunk: int = 256
-    """Most prompt tokens computed in one step."""
-    num_threads: int = 0
-    """0: one for each usable CPU."""
-    verify_files: bool = True
-    """Check every file against the manifest's hashes first."""
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in ("max_length", "num_speculative_tokens"):
-                continue
-            if type(value) is not int or not least <= value <= most:
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be a whole number from {least} to {most}."
-                )
-        if self.method not in (None, *get_args(MethodName)):
-            raise ConfigError(
-                f"method is {self.method!r}; it must be one of {', '.join(get_args(MethodName))}."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +103,7 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._ids = count()
         self._is_closed = False
-        self._loop = _load_loop(path, self.manifest, options, self.max_length)
+        self._loop = load_loop(path, self.manifest, options, self.max_length)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Queue a prompt (text or token ids); raises `RequestError` if it cannot be served."""
@@ -253,63 +203,3 @@ class Engine:
                 "larger max length."
             )
         return params.max_tokens or room
-
-
-def _load_loop(
-    bundle: Path, manifest: Manifest, options: EngineOptions, max_length: int
-) -> SpeculativeLoop:
-    k = _num_speculative_tokens(manifest, options)
-    profile = Profile(
-        max_slots=options.max_slots,
-        max_length=max_length,
-        max_query=max(options.prefill_chunk, k + 1),
-        num_threads=options.num_threads,
-    )
-    target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
-    try:
-        drafter = _load_drafter(bundle, manifest, options, profile) if k else NoDrafter()
-    except BaseException:
-        target.close()
-        raise
-    return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids)
-
-
-def _num_speculative_tokens(manifest: Manifest, options: EngineOptions) -> int:
-    if options.method == "none":
-        if options.num_speculative_tokens:
-            raise ConfigError(
-                f"method is none, but num_speculative_tokens is {options.num_speculative_tokens}. "
-                "Leave one of them out."
-            )
-        return 0
-    if options.num_speculative_tokens is not None:
-        return options.num_speculative_tokens
-    if options.method == "ngram" and manifest.method.kind != "ngram":
-        return NgramMethod().num_speculative_tokens
-    return manifest.method.num_speculative_tokens
-
-
-def _load_drafter(
-    bundle: Path, manifest: Manifest, options: EngineOptions, profile: Profile
-) -> Drafter:
-    kind = options.method or manifest.method.kind
-    if kind == "draft":
-        if manifest.draft is None:
-            raise ConfigError(
-                f"{bundle} has no draft model. Build it with --draft MODEL, or use method ngram."
-            )
-        own = Profile(
-            max_slots=profile.max_slots,
-            max_length=min(profile.max_length, manifest.draft.max_length),
-            max_query=profile.max_query,
-            num_threads=profile.num_threads,
-        )
-        runner = OrtRunner(bundle / manifest.draft.path, manifest.draft, own)
-        return DraftModelDrafter(runner, manifest.target.vocab_size)
-    if kind == "none":
-        raise ConfigError(
-            f"{bundle} was built without a drafting method, so num_speculative_tokens has no "
-            "effect. Choose method ngram, which needs nothing built."
-        )
-    method = manifest.method if isinstance(manifest.method, NgramMethod) else NgramMethod()
-    return NgramDrafter(method.min_ngram, method.max_ngram)

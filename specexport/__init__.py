@@ -18,7 +18,8 @@ from specexport.errors import (
 )
 
 if TYPE_CHECKING:
-    from specexport.runtime.engine import Chunk, Completion, Engine, EngineOptions, Stream
+    from specexport.runtime.engine import Chunk, Completion, Engine, Stream
+    from specexport.runtime.options import EngineOptions
     from specexport.runtime.params import SamplingParams
     from specexport.runtime.request import FinishReason
     from specexport.runtime.stats import AcceptanceStats, EngineStats, RequestStats
@@ -47,7 +48,8 @@ __all__ = [
 
 # Loaded when first used, so that `import specexport` and `specexport --help` stay fast.
 _HOMES = {
-    **dict.fromkeys(("Chunk", "Completion", "Engine", "EngineOptions", "Stream"), "engine"),
+    **dict.fromkeys(("Chunk", "Completion", "Engine", "Stream"), "engine"),
+    "EngineOptions": "options",
     "SamplingParams": "params",
     "FinishReason": "request",
     **dict.fromkeys(("AcceptanceStats", "EngineStats", "RequestStats"), "stats"),

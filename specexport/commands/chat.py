@@ -16,7 +16,8 @@ from specexport.commands.common import (
     stats_table,
 )
 from specexport.errors import RequestError
-from specexport.runtime.engine import Engine, MethodName
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import MethodName
 from specexport.runtime.tokenizer import Message
 
 _HELP = "Commands: /stats the last turn's statistics, /new a new conversation, /bye (or Ctrl-D)."

@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from specexport.runtime.engine import Engine, EngineOptions, MethodName
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import EngineOptions, MethodName
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.stats import RequestStats
 

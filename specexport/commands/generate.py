@@ -18,7 +18,8 @@ from specexport.commands.common import (
     stats_table,
 )
 from specexport.errors import ConfigError
-from specexport.runtime.engine import Engine, MethodName
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import MethodName
 
 _EXAMPLES = """\b
 Examples:

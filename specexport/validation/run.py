@@ -13,7 +13,8 @@ from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.manifest import GraphSpec, Manifest, read_manifest
-from specexport.runtime.engine import Engine, EngineOptions
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import EngineOptions
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.greedy import compare_greedy, generate_greedy
 from specexport.validation.logits import compare_logits

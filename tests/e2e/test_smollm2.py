@@ -13,7 +13,8 @@ from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import DraftMethod, read_manifest
-from specexport.runtime.engine import Engine, EngineOptions
+from specexport.runtime.engine import Engine
+from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.logits import compare_logits

@@ -1,0 +1,48 @@
+"""How a bundle is loaded."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from specexport.errors import ConfigError
+
+MethodName = Literal["none", "ngram", "draft"]
+_RANGES = {
+    "max_slots": (1, 4096),
+    "prefill_chunk": (1, 65536),
+    "max_length": (2, 2**31 - 1),
+    "num_speculative_tokens": (0, 256),
+    "num_threads": (0, 1024),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a bundle is loaded; None takes what the bundle says."""
+
+    max_slots: int = 8
+    """Requests that run at once."""
+    max_length: int | None = None
+    """Prompt plus output tokens of a request."""
+    method: MethodName | None = None
+    num_speculative_tokens: int | None = None
+    """Draft length limit K; 0 decodes plainly."""
+    prefill_chunk: int = 256
+    """Most prompt tokens computed in one step."""
+    num_threads: int = 0
+    """0: one for each usable CPU."""
+    verify_files: bool = True
+    """Check every file against the manifest's hashes first."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in ("max_length", "num_speculative_tokens"):
+                continue
+            if type(value) is not int or not least <= value <= most:
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a whole number from {least} to {most}."
+                )
+        if self.method not in (None, *get_args(MethodName)):
+            raise ConfigError(
+                f"method is {self.method!r}; it must be one of {', '.join(get_args(MethodName))}."
+            )
