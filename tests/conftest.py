@@ -1,12 +1,17 @@
 """Fixtures that several test folders share."""
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
 
 from specexport.export.build import BuildOptions, build
 from tests.tiny import write_checkpoint
+
+# Where tests run in the background, a shell may have set SIGINT to be ignored, and children would
+# inherit that; the tests that interrupt a child need Python's own handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
