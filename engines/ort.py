@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,11 +98,6 @@ class OrtRunner:
 def usable_cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def versions() -> Mapping[str, str]:
-    """Version of the inference library, for provenance."""
-    return {"onnxruntime": ort.__version__}
 
 
 def _open_session(graph: Path, profile: Profile) -> Any:  # noqa: ANN401 - onnxruntime has no types

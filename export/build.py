@@ -80,13 +80,12 @@ def build(
         check_tokenizer(folder / "tokenizer", target.config.vocab_size)
         if draft is not None:
             require_same_vocabulary(folder / "tokenizer", draft.checkpoint, draft.config.vocab_size)
-        specs = {part.role: part.write(folder, progress) for part in parts}
-        files = _hash_small_files(folder)
-        for part in parts:
-            files[part.weights_name] = part.weights_entry
+        # Weights are hashed while they are written, the other files at the end.
+        weights = {part.weights_name: part.write(folder, progress) for part in parts}
+        files = {**_hash_small_files(folder), **weights}
         manifest = Manifest(
-            target=specs["target"],
-            draft=specs.get("draft"),
+            target=target.spec(),
+            draft=draft.spec() if draft is not None else None,
             method=options.method,
             eos_token_ids=eos_token_ids,
             provenance=Provenance(
@@ -102,7 +101,7 @@ def build(
     return manifest
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """One graph of the bundle, planned before anything is written."""
 
@@ -112,7 +111,6 @@ class _Part:
     graph: DecoderGraph
     weight_type: WeightType
     max_length: int
-    weights_entry: FileEntry = field(default_factory=lambda: FileEntry(size_bytes=0, sha256=""))
 
     @classmethod
     def plan(cls, source: str, role: str, options: BuildOptions) -> "_Part":
@@ -136,8 +134,8 @@ class _Part:
     def weights_name(self) -> str:
         return f"{self.role}/model.weights"
 
-    def write(self, folder: Path, progress: Progress) -> GraphSpec:
-        """Write graph and weights into `folder`."""
+    def write(self, folder: Path, progress: Progress) -> FileEntry:
+        """Write graph and weights into `folder`; size and hash of the weights."""
         import onnx
 
         path = _make(folder / self.role) / "model.onnx"
@@ -148,14 +146,13 @@ class _Part:
             done += size_bytes
             progress(f"Writing {self.role} weights", done, total)
 
-        self.weights_entry = write_weights(
-            self.graph, self.checkpoint, folder / self.weights_name, advance
-        )
+        entry = write_weights(self.graph, self.checkpoint, folder / self.weights_name, advance)
         ir.save(self.graph.model, path)
         onnx.checker.check_model(str(path))
-        return self._spec()
+        return entry
 
-    def _spec(self) -> GraphSpec:
+    def spec(self) -> GraphSpec:
+        """What the manifest says of the graph."""
         config, graph = self.config, self.graph.model.graph
         weights = self.graph.builder.weights.values()
         return GraphSpec(

@@ -48,10 +48,6 @@ class Checkpoint(Protocol):
 def open_checkpoint(source: str | Path) -> Checkpoint:
     """Open a Hugging Face directory, a GGUF file or (downloading it) a hub id."""
     path = Path(source).expanduser()
-    if path.is_dir():
-        from specexport.export.huggingface import HuggingFaceCheckpoint
-
-        return HuggingFaceCheckpoint(path, str(source))
     if path.is_file():
         if not is_gguf(path):
             raise CheckpointError(
@@ -62,15 +58,10 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 
         return GgufCheckpoint(path)
     from specexport.export.hub import download
-
-    return open_checkpoint_directory(download(str(source)), str(source))
-
-
-def open_checkpoint_directory(path: Path, source: str) -> Checkpoint:
-    """Open a Hugging Face directory that stands for `source`."""
     from specexport.export.huggingface import HuggingFaceCheckpoint
 
-    return HuggingFaceCheckpoint(path, source)
+    directory = path if path.is_dir() else download(str(source))
+    return HuggingFaceCheckpoint(directory, str(source))
 
 
 def is_gguf(path: Path) -> bool:
