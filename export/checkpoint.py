@@ -12,17 +12,11 @@ from specexport.errors import CheckpointError
 Tensor = NDArray[Any]  # float32, float16 or ml_dtypes.bfloat16
 
 
-class Checkpoint(Protocol):
-    """Tensors by their Hugging Face names, plus what the tokenizer and generation need."""
+class TensorSource(Protocol):
+    """Named tensors, read one at a time."""
 
     source: str
-    """What the user gave: a directory, a hub id or a GGUF file."""
-    config: dict[str, Any]
-    """As `config.json`."""
-    generation_config: dict[str, Any]
-    """As `generation_config.json`; empty where there is none."""
-    notes: list[str]
-    """What was decided about the checkpoint, in sentences for the user."""
+    """What the user gave: a directory, a hub id or a file."""
 
     def names(self) -> Iterable[str]:
         """Names of all tensors."""
@@ -39,6 +33,17 @@ class Checkpoint(Protocol):
     def tensor(self, name: str) -> Tensor:
         """Read one tensor; raises `CheckpointError` if it is missing or cut off."""
         ...
+
+
+class Checkpoint(TensorSource, Protocol):
+    """Tensors by their Hugging Face names, plus what the tokenizer and generation need."""
+
+    config: dict[str, Any]
+    """As `config.json`."""
+    generation_config: dict[str, Any]
+    """As `generation_config.json`; empty where there is none."""
+    notes: list[str]
+    """What was decided about the checkpoint, in sentences for the user."""
 
     def write_tokenizer(self, directory: Path) -> None:
         """Write tokenizer.json, tokenizer_config.json and the chat template."""

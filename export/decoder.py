@@ -11,9 +11,11 @@
 | output | shape | |
 |---|---|---|
 | logits | [N, V] fp32 | |
+| hidden_states | [B, Q, n * H] fp32 | the taps that a head reads; only where there are some |
 | present.{i}.key, .value | [B, Hkv, S, D] fp32 | |
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -26,9 +28,11 @@ from specexport.export.layers import (
     attention,
     embedding,
     gated_mlp,
+    lm_head,
     rms_norm,
+    wanted_rows,
 )
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FINAL_NORM, Tap, WeightType
 from specexport.export.rope import rotary_tables
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -44,23 +48,37 @@ class DecoderGraph:
     builder: GraphBuilder
 
 
-def build_decoder(config: DecoderConfig, weight_type: WeightType, max_length: int) -> DecoderGraph:
-    """Build the graph of `config` with rotary tables for `max_length` positions."""
+def build_decoder(
+    config: DecoderConfig, weight_type: WeightType, max_length: int, taps: Sequence[Tap] = ()
+) -> DecoderGraph:
+    """Build the graph of `config` with rotary tables for `max_length` positions.
+
+    `hidden_states` joins the residual stream after the layers that `taps` name, in their order.
+    """
     g = GraphBuilder(weight_type)
     input_ids = _input("input_ids", ir.DataType.INT64, "batch", "query")
     logits_indices = _input("logits_indices", ir.DataType.INT64, "num_logits")
     step = _step_values(g, config, max_length)
     pasts = [_cache_pair("past_key_values", i, config) for i in range(config.num_layers)]
 
-    hidden = embedding(g, input_ids, EMBEDDING, (config.vocab_size, config.hidden_size))
+    vocabulary = (config.vocab_size, config.hidden_size)
+    hidden = embedding(g, input_ids, g.matrix(EMBEDDING, *vocabulary))
+    streams: dict[Tap, ir.Value] = {-1: hidden}
     presents = []
     for i, past in enumerate(pasts):
         hidden, present = _layer(g, config, f"model.layers.{i}", hidden, step, past)
+        streams[i] = hidden
         presents.append(present)
     hidden = rms_norm(g, hidden, "model.norm", config.hidden_size, config.norm_eps)
-    logits = _lm_head(g, config, hidden, logits_indices)
+    streams[FINAL_NORM] = hidden
+    weight = g.matrix(EMBEDDING if config.tied_embeddings else LM_HEAD, *vocabulary)
+    logits = lm_head(g, wanted_rows(g, hidden, config.hidden_size, logits_indices), weight)
 
     outputs = [_output(logits, "logits", "num_logits", config.vocab_size)]
+    if taps:
+        tapped = g.op("Concat", *(streams[tap] for tap in taps), axis=-1)
+        width = len(taps) * config.hidden_size
+        outputs.append(_output(tapped, "hidden_states", "batch", "query", width))
     for i, pair in enumerate(presents):
         for value, kind in zip(pair, ("key", "value"), strict=True):
             outputs.append(_output(value, f"present.{i}.{kind}", *_cache_shape(config)))
@@ -102,17 +120,6 @@ def _layer(
     normed = rms_norm(g, h, f"{name}.post_attention_layernorm", size, eps)
     sizes = (size, config.intermediate_size)
     return g.op("Add", h, gated_mlp(g, normed, f"{name}.mlp", sizes, bias=config.mlp_bias)), present
-
-
-def _lm_head(
-    g: GraphBuilder, config: DecoderConfig, hidden: ir.Value, logits_indices: ir.Value
-) -> ir.Value:
-    """Logits of the wanted rows: [B, Q, H], [N] -> [N, V]. Tied models reuse the embedding."""
-    flat = g.op("Reshape", hidden, g.ints(-1, config.hidden_size))
-    wanted = g.op("Gather", flat, logits_indices, axis=0)
-    name = EMBEDDING if config.tied_embeddings else LM_HEAD
-    weight = g.to_fp32(g.matrix(name, config.vocab_size, config.hidden_size))
-    return g.op("Gemm", wanted, weight, transB=1)
 
 
 def _step_values(g: GraphBuilder, config: DecoderConfig, max_length: int) -> StepValues:

@@ -35,11 +35,17 @@ class Weight:
 class GraphBuilder:
     """A tape of nodes plus the recipe of every weight that they use."""
 
-    def __init__(self, weight_type: WeightType) -> None:
-        """Large weights will be stored as `weight_type`, vectors as fp32."""
+    def __init__(self, weight_type: WeightType, lender: "GraphBuilder | None" = None) -> None:
+        """Large weights will be stored as `weight_type`, vectors as fp32.
+
+        `lender` is the builder of a graph in the same folder whose weights `shared` reads.
+        """
         self.weight_type = weight_type
         self.weights: dict[str, Weight] = {}
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
+        self.borrowed: dict[str, ir.Value] = {}
+        """By name: the lender's initializers that this graph reads where they lie."""
+        self._lender = lender
         self._tape = Tape()
         self._initializers: dict[str, ir.Value] = {}
 
@@ -70,9 +76,22 @@ class GraphBuilder:
         self._initializers[name] = _initializer(name, values.shape, ir.DataType.FLOAT)
         return self._initializers[name]
 
+    def shared(self, name: str) -> ir.Value:
+        """The lender's weight of this name, stored once for both graphs."""
+        assert self._lender is not None
+        if name not in self._initializers:
+            lent = self._lender._initializers[name]
+            assert lent.shape is not None
+            assert lent.dtype is not None
+            self.borrowed[name] = lent
+            self._initializers[name] = ir.Value(
+                name=name, shape=lent.shape.copy(), type=ir.TensorType(lent.dtype)
+            )
+        return self._initializers[name]
+
     def to_fp32(self, value: ir.Value) -> ir.Value:
-        """Cast, unless weights are fp32 already."""
-        if self.weight_type == "fp32":
+        """Cast, unless the weight is fp32 already."""
+        if value.dtype == ir.DataType.FLOAT:
             return value
         return self.op("Cast", value, to=ir.DataType.FLOAT)
 
@@ -113,9 +132,19 @@ def rms_norm(g: GraphBuilder, x: ir.Value, name: str, size: int, eps: float) -> 
     return g.op("RMSNormalization", x, g.vector(f"{name}.weight", size), axis=-1, epsilon=eps)
 
 
-def embedding(g: GraphBuilder, input_ids: ir.Value, name: str, sizes: tuple[int, int]) -> ir.Value:
+def embedding(g: GraphBuilder, input_ids: ir.Value, table: ir.Value) -> ir.Value:
     """Rows of the [V, H] table: [B, Q] -> [B, Q, H]."""
-    return g.to_fp32(g.op("Gather", g.matrix(name, *sizes), input_ids, axis=0))
+    return g.to_fp32(g.op("Gather", table, input_ids, axis=0))
+
+
+def wanted_rows(g: GraphBuilder, hidden: ir.Value, size: int, indices: ir.Value) -> ir.Value:
+    """Rows of the flattened [B * Q, H] that are asked for: [B, Q, H], [N] -> [N, H]."""
+    return g.op("Gather", g.op("Reshape", hidden, g.ints(-1, size)), indices, axis=0)
+
+
+def lm_head(g: GraphBuilder, hidden: ir.Value, weight: ir.Value) -> ir.Value:
+    """Logits `x W^T` with W as stored, [V, H]: [N, H] -> [N, V]."""
+    return g.op("Gemm", hidden, g.to_fp32(weight), transB=1)
 
 
 def gated_mlp(

@@ -17,6 +17,11 @@ TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
 WeightType = Literal["fp32", "fp16", "bf16"]
 
+FINAL_NORM = "norm"
+Tap = int | Literal["norm"]
+"""A hidden state of the target: the residual stream after layer i, counted from 0 (-1: the
+embedding), or after the final norm."""
+
 
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 
@@ -51,6 +56,35 @@ class GraphSpec(_Frozen):
     num_parameters: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+class FunctionSpec(_Frozen):
+    """One exported graph without a cache: arrays in, arrays out."""
+
+    path: str = Field(description="ONNX file, relative to the bundle")
+    weight_type: WeightType
+    num_parameters: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class HeadSpec(_Frozen):
+    """A drafting head: its graphs and what became of its checkpoint."""
+
+    layout: str
+    """What the checkpoint was recognised as."""
+    taps: tuple[Tap, ...]
+    """Hidden states that the target's graph gives it, in this order."""
+    tensors: dict[str, str]
+    """The checkpoint's name of each tensor → the graphs'."""
+    step: GraphSpec | None = None
+    """EAGLE, MTP: one draft step over a cache of its own."""
+    fuse: FunctionSpec | None = None
+    """EAGLE-3: taps → features."""
+    medusa: FunctionSpec | None = None
+    """Medusa: hidden state → logits of every head."""
+    token_map: str | None = None
+    """A file of int64 (NumPy's .npy): the target's id of each draft id."""
 
 
 class NgramMethod(_Frozen):

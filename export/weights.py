@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from specexport.errors import CheckpointError
-from specexport.export.checkpoint import Checkpoint, as_dtype
+from specexport.export.checkpoint import TensorSource, as_dtype
 from specexport.export.decoder import DecoderGraph
 from specexport.export.layers import DATA_TYPES, Weight
 from specexport.export.manifest import FileEntry
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 1 << 26
 _UNREAD_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".self_attn.bias")
 
 
-def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, tied: bool) -> None:
+def check_tensors(graph: DecoderGraph, checkpoint: TensorSource, tied: bool) -> None:
     """Raise `CheckpointError` for a missing or unread tensor or one of the wrong shape."""
     names = set(checkpoint.names())
     needed = {weight.source for weight in graph.builder.weights.values()}
@@ -54,14 +54,18 @@ def weights_size(graph: DecoderGraph) -> int:
 
 def write_weights(
     graph: DecoderGraph,
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     path: Path,
     advance: Callable[[int], None] = lambda size_bytes: None,
 ) -> FileEntry:
     """Stream all weights into `path` and point the graph's initializers there.
 
     `advance` is called with the bytes just written. Memory stays near the largest tensor.
+    Borrowed weights point into their lender's file, which must lie in the same folder and have
+    been written.
     """
+    for name, lent in graph.builder.borrowed.items():
+        graph.model.graph.initializers[name].const_value = lent.const_value
     digest = hashlib.sha256()
     values = {value.name: value for value in _initializers(graph)}
     with path.open("wb") as file:
@@ -84,7 +88,7 @@ def write_weights(
 
 
 def _arrays(
-    graph: DecoderGraph, checkpoint: Checkpoint
+    graph: DecoderGraph, checkpoint: TensorSource
 ) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for name, weight in graph.builder.weights.items():
         yield name, _read(weight, checkpoint)
@@ -92,7 +96,7 @@ def _arrays(
         yield name, np.ascontiguousarray(table)
 
 
-def _read(weight: Weight, checkpoint: Checkpoint) -> np.ndarray[Any, Any]:
+def _read(weight: Weight, checkpoint: TensorSource) -> np.ndarray[Any, Any]:
     tensor = as_dtype(checkpoint.tensor(weight.source), weight.weight_type, weight.source)
     return np.ascontiguousarray(tensor.T if weight.transpose else tensor)
 

@@ -1,0 +1,1 @@
+"""Drafting heads: published checkpoints of Medusa, EAGLE and MTP → graphs that read the target."""
