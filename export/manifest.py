@@ -17,7 +17,7 @@ TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
 WeightType = Literal["fp32", "fp16", "bf16"]
 
-FINAL_NORM = "norm"
+FINAL_NORM: Literal["norm"] = "norm"
 Tap = int | Literal["norm"]
 """A hidden state of the target: the residual stream after layer i, counted from 0 (-1: the
 embedding), or after the final norm."""
