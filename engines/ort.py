@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,11 +34,14 @@ class OrtRunner:
             )
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
-        self._session = _open_session(graph, profile)
+        self._session = _open_session(graph, profile.num_threads)
         # Rows that have fewer tokens than the longest write padding past their end.
         self._cache = _allocate_cache(spec, profile, profile.max_length + profile.max_query)
         self._bindings: dict[int, Any] = {}
-        self._logits = np.empty((0, spec.vocab_size), dtype=np.float32)
+        self._buffers: dict[str, NDArray[np.float32]] = {}
+        self._hidden_shape = next(
+            (o.shape for o in spec.outputs if o.name == "hidden_states"), None
+        )
 
     def run(self, step: StepInput) -> StepOutput:
         """Run one step; raises `EngineError` with ONNX Runtime's reason if it fails."""
@@ -50,8 +54,10 @@ class OrtRunner:
         binding.bind_cpu_input("write_indices", step.write_indices)
         binding.bind_cpu_input("attention_mask", step.attention_mask)
         binding.bind_cpu_input("logits_indices", step.logits_indices)
-        logits = self._logits_buffer(len(step.logits_indices))
-        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(logits))
+        if step.hidden_states is not None:
+            binding.bind_cpu_input("hidden_states", step.hidden_states)
+        logits = self._output(binding, "logits", len(step.logits_indices), self.spec.vocab_size)
+        hidden_states = self._bind_hidden_states(binding, step)
         started = time.perf_counter()
         try:
             self._session.run_with_iobinding(binding)
@@ -60,11 +66,17 @@ class OrtRunner:
                 f"ONNX Runtime failed in a step of {self.spec.path}: {error}"
             ) from None
         self.run_time_s += time.perf_counter() - started
-        return StepOutput(logits)
+        return StepOutput(logits, hidden_states)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` cache entries of slot `source` over slot `destination`."""
         self._cache[:, :, destination, :, :length] = self._cache[:, :, source, :, :length]
+
+    def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
+        """Move cache entries `start + entries[i]` of `slot` to `start + i`."""
+        sources = start + np.asarray(entries)
+        cache = self._cache[:, :, slot]
+        cache[..., start : start + len(entries), :] = cache[..., sources, :]
 
     def close(self) -> None:
         """Free the session and the cache."""
@@ -89,10 +101,46 @@ class OrtRunner:
         self._bindings[num_rows] = binding
         return binding
 
-    def _logits_buffer(self, num_logits: int) -> NDArray[np.float32]:
-        if len(self._logits) < num_logits:
-            self._logits = np.empty((num_logits, self.spec.vocab_size), dtype=np.float32)
-        return self._logits[:num_logits]
+    def _bind_hidden_states(self, binding: Any, step: StepInput) -> NDArray[np.float32] | None:  # noqa: ANN401 - onnxruntime has no types
+        """A target's taps are [batch, query, W], a head's own state [num_logits, H]."""
+        if self._hidden_shape is None:
+            return None
+        *leading, width = self._hidden_shape
+        num_rows = (len(step.logits_indices),) if len(leading) == 1 else step.input_ids.shape
+        return self._output(binding, "hidden_states", *num_rows, int(width))
+
+    def _output(self, binding: Any, name: str, *shape: int) -> NDArray[np.float32]:  # noqa: ANN401 - onnxruntime has no types
+        """An output in a buffer that is kept, and grows when it must."""
+        size = int(np.prod(shape))
+        if name not in self._buffers or self._buffers[name].size < size:
+            self._buffers[name] = np.empty(size, dtype=np.float32)
+        array = self._buffers[name][:size].reshape(shape)
+        binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        return array
+
+
+class OrtFunction:
+    """A graph without a cache on ONNX Runtime: one input, one output."""
+
+    def __init__(self, graph: Path, num_threads: int = 0) -> None:
+        """Load `graph`; raises `EngineError` if ONNX Runtime refuses it."""
+        self.run_time_s = 0.0
+        self._session = _open_session(graph, num_threads)
+        self._path = graph
+
+    def run(self, hidden_states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The output for `hidden_states`; raises `EngineError` with ONNX Runtime's reason."""
+        started = time.perf_counter()
+        try:
+            (output,) = self._session.run(None, {"hidden_states": hidden_states})
+        except Exception as error:
+            raise EngineError(f"ONNX Runtime failed in {self._path}: {error}") from None
+        self.run_time_s += time.perf_counter() - started
+        return output  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
 
 
 def usable_cpus() -> int:
@@ -100,9 +148,9 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open_session(graph: Path, profile: Profile) -> Any:  # noqa: ANN401 - onnxruntime has no types
+def _open_session(graph: Path, num_threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
     options = ort.SessionOptions()
-    options.intra_op_num_threads = profile.num_threads or usable_cpus()
+    options.intra_op_num_threads = num_threads or usable_cpus()
     # Shapes change at every step: a remembered memory plan per shape would only pile up.
     options.enable_mem_pattern = False
     try:

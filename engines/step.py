@@ -1,8 +1,10 @@
 """What goes into an engine and what comes out: one step of one graph.
 
-Letters: B batch rows, Q query tokens, T longest valid length, N rows that get logits, V vocabulary.
+Letters: B batch rows, Q query tokens, T longest valid length, N rows that get logits, V vocabulary,
+H hidden size, W the width of a target's taps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from specexport.export.manifest import GraphSpec
 
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,16 @@ class StepInput:
     write_indices: Ids  # [B]
     attention_mask: NDArray[np.bool_]  # [B, 1, Q, T]
     logits_indices: Ids  # [N], rows of the flattened [B * Q]
+    hidden_states: Floats | None = None  # [B, Q, H], heads alone
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a forward pass gives; the arrays are valid until the next `run`."""
 
-    logits: NDArray[np.float32]  # [N, V]
+    logits: Floats  # [N, V]
+    hidden_states: Floats | None = None
+    """A target's taps [B, Q, W]; a head's own state [N, H], which its next step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,28 @@ class StepRunner(Protocol):
         """Copy the first `length` cache entries of one slot over another."""
         ...
 
+    def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
+        """Move cache entries `start + entries[i]` of a slot to `start + i`."""
+        ...
+
     def close(self) -> None:
         """Free the engine and its cache."""
         ...
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
+
+
+class FunctionRunner(Protocol):
+    """One loaded graph without a cache. Not thread-safe."""
+
+    run_time_s: float
+    """Seconds spent inside the inference library so far."""
+
+    def run(self, hidden_states: Floats) -> Floats:
+        """The graph's one output for its one input."""
+        ...
+
+    def close(self) -> None:
+        """Free the engine."""
+        ...

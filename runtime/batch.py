@@ -1,16 +1,18 @@
-"""Rows of text → the arrays of one step. All index arithmetic lives here."""
+"""Rows of text and drafted trees → the arrays of one step. All index arithmetic lives here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specexport.engines.step import StepInput
+from specexport.runtime.tree import Branches
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens that one slot computes in a step, the first at position `start`.
+    """Tokens that one slot computes in a step, the first at cache index `start`.
 
     `num_logits`: logits are wanted for so many of the last tokens.
     """
@@ -18,6 +20,10 @@ class Row:
     start: int
     token_ids: Sequence[int]
     num_logits: int
+    branches: Branches | None = None
+    """Where the last tokens are nodes of a tree; without it all follow one another."""
+    hidden_states: NDArray[np.float32] | None = None  # [q, H]
+    """For heads alone."""
 
     @classmethod
     def idle(cls, max_length: int) -> "Row":
@@ -54,6 +60,9 @@ class Batch:
         mask = keys <= positions[:, :, None]  # [B, Q, T]
         if window is not None:
             mask &= keys > positions[:, :, None] - window
+        for b, row in enumerate(rows):
+            if row.branches is not None:
+                _branch(row, row.branches, positions[b], mask[b], window)
         indices, logits_start = _logits_indices(rows, width)
         step = StepInput(
             input_ids=input_ids,
@@ -61,8 +70,43 @@ class Batch:
             write_indices=starts,
             attention_mask=mask[:, None],
             logits_indices=indices,
+            hidden_states=_hidden_states(rows, width),
         )
         return cls(step, logits_start)
+
+
+def _branch(
+    row: Row,
+    branches: Branches,
+    positions: NDArray[np.int64],  # [Q], changed
+    mask: NDArray[np.bool_],  # [Q, T], changed
+    window: int | None,
+) -> None:
+    """A node stands at its depth and sees the text before the tree and its own ancestors."""
+    num_nodes, num_entries = branches.sees.shape
+    base, q = branches.base, slice(len(row.token_ids) - num_nodes, len(row.token_ids))
+    node_positions = base + branches.depths[num_entries - num_nodes :]
+    positions[q] = node_positions
+    visible = np.zeros((num_nodes, mask.shape[1]), dtype=np.bool_)
+    visible[:, :base] = True
+    visible[:, base : base + num_entries] = branches.sees
+    if window is not None:
+        oldest = node_positions[:, None] - window
+        visible[:, :base] &= np.arange(base) > oldest
+        visible[:, base : base + num_entries] &= base + branches.depths > oldest
+    mask[q] = visible
+
+
+def _hidden_states(rows: Sequence[Row], width: int) -> NDArray[np.float32] | None:
+    """[B, Q, H], zero where a row has none; None where no row has any."""
+    size = next((r.hidden_states.shape[1] for r in rows if r.hidden_states is not None), None)
+    if size is None:
+        return None
+    hidden_states = np.zeros((len(rows), width, size), dtype=np.float32)
+    for b, row in enumerate(rows):
+        if row.hidden_states is not None:
+            hidden_states[b, : len(row.token_ids)] = row.hidden_states
+    return hidden_states
 
 
 def _logits_indices(

@@ -46,6 +46,13 @@ class Distribution:
         i = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
         return int(self.token_ids[min(i, len(self.probs) - 1)])
 
+    def without(self, token_id: int) -> "Distribution | None":
+        """What is left to draw from once `token_id` is drawn; None where that is nothing."""
+        keep = self.token_ids != token_id
+        left = self.probs[keep]
+        total = left.sum()
+        return Distribution(self.token_ids[keep], left / total) if total > 0 else None
+
     def residual(self, other: "Distribution") -> "Distribution":
         """`max(self - other, 0)`, normalised: what is left to draw from after a rejection.
 

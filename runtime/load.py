@@ -7,8 +7,9 @@ from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.manifest import Manifest, NgramMethod
 from specexport.runtime.drafters.base import Drafter, NoDrafter
-from specexport.runtime.drafters.draft_model import DraftModelDrafter
+from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
+from specexport.runtime.growth import StaticTree, TokenMap
 from specexport.runtime.loop import SpeculativeLoop
 from specexport.runtime.options import EngineOptions
 
@@ -26,7 +27,7 @@ def load_loop(
     )
     target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
     try:
-        drafter = _load_drafter(bundle, manifest, options, profile) if k else NoDrafter()
+        drafter = _load_drafter(bundle, manifest, options, profile, k) if k else NoDrafter()
     except BaseException:
         target.close()
         raise
@@ -49,7 +50,7 @@ def _num_speculative_tokens(manifest: Manifest, options: EngineOptions) -> int:
 
 
 def _load_drafter(
-    bundle: Path, manifest: Manifest, options: EngineOptions, profile: Profile
+    bundle: Path, manifest: Manifest, options: EngineOptions, profile: Profile, k: int
 ) -> Drafter:
     kind = options.method or manifest.method.kind
     if kind == "draft":
@@ -64,7 +65,8 @@ def _load_drafter(
             num_threads=profile.num_threads,
         )
         runner = OrtRunner(bundle / manifest.draft.path, manifest.draft, own)
-        return DraftModelDrafter(runner, manifest.target.vocab_size)
+        shared = TokenMap(min(manifest.target.vocab_size, manifest.draft.vocab_size))
+        return ModelDrafter(runner, StaticTree.chain(k), shared)
     if kind == "none":
         raise ConfigError(
             f"{bundle} was built without a drafting method, so num_speculative_tokens has no "

@@ -4,15 +4,23 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specexport.engines.step import StepOutput, StepRunner
 from specexport.errors import SpecExportError
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.distribution import Distribution, to_distribution
-from specexport.runtime.drafters.base import Draft, Drafter, DraftRequest
+from specexport.runtime.draft import Draft
+from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
 from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.scheduler import Scheduler
 from specexport.runtime.stats import AcceptanceStats, EngineStats
+from specexport.runtime.tree import whole_tree
 from specexport.runtime.verify import Verdict, verify
+
+# However many rows there are, each may compute this part of a whole step's tokens.
+_LEAST_PREFILL_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +40,15 @@ class SpeculativeLoop:
         drafter: Drafter,
         num_speculative_tokens: int,
         eos_token_ids: Collection[int],
+        max_nodes: int | None = None,
     ) -> None:
-        """`num_speculative_tokens` is the draft length limit K; 0 decodes plainly."""
+        """`num_speculative_tokens` is the limit K of a draft's depth; 0 decodes plainly.
+
+        `max_nodes` is the most nodes of a tree; None: drafts are chains.
+        """
         self._target, self._drafter = target, drafter
         self._num_speculative_tokens = num_speculative_tokens
+        self._max_nodes = num_speculative_tokens if max_nodes is None else max_nodes
         self._eos_token_ids = frozenset(eos_token_ids)
         self._scheduler = Scheduler(target.profile.max_slots, self._move_slot)
         self._acceptance = AcceptanceStats()
@@ -105,19 +118,19 @@ class SpeculativeLoop:
         There is always room for a whole draft beside them, so that where drafts begin, and with
         it a seeded output, does not depend on the batch.
         """
-        return max(self._target.profile.max_query // num_rows - self._num_speculative_tokens, 1)
+        max_query = self._target.profile.max_query
+        least = max((max_query - self._max_nodes) // _LEAST_PREFILL_SHARE, 1)
+        return max(max_query // num_rows - self._max_nodes, least)
 
     def _draft(self, requests: Sequence[Request]) -> list[Draft]:
         """A draft for each request whose pending tokens all fit this step; empty for the others."""
         started = time.perf_counter()
         chunk = self._prefill_chunk(len(requests))
-        room = [
-            min(self._num_speculative_tokens, r.num_left - 1) if r.num_pending <= chunk else 0
-            for r in requests
-        ]
-        wanted = [DraftRequest(r, size) for r, size in zip(requests, room, strict=True) if size > 0]
-        proposed = iter(self._drafter.propose(wanted) if wanted else [])
-        drafts = [next(proposed) if size > 0 else Draft() for size in room]
+        wanted = []
+        for request in requests:
+            room = min(self._num_speculative_tokens, request.num_left - 1)
+            wanted.append(DraftRequest(request, room if request.num_pending <= chunk else 0))
+        drafts = self._drafter.propose(wanted)
         self._draft_time_s += time.perf_counter() - started
         return drafts
 
@@ -128,7 +141,8 @@ class SpeculativeLoop:
             pending = request.token_ids[request.num_computed :]
             if len(pending) <= chunk:
                 tokens = [*pending, *draft.token_ids]
-                rows.append(Row(request.num_computed, tokens, len(draft.token_ids) + 1))
+                tree = whole_tree(len(request.token_ids), draft.parents) if draft else None
+                rows.append(Row(request.num_computed, tokens, len(draft) + 1, tree))
             else:
                 rows.append(Row(request.num_computed, pending[:chunk], 0))
         return Batch.build(rows, self._target.profile.max_length, self._target.spec.sliding_window)
@@ -144,9 +158,12 @@ class SpeculativeLoop:
         chunk = self._prefill_chunk(len(requests))
         results = []
         for b, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            states = None if output.hidden_states is None else output.hidden_states[b]
             if request.num_pending > chunk:  # the rest of the prompt follows
                 request.num_computed += chunk
+                self._observe(request, chunk, Verdict((), ()), states)
                 continue
+            num_pending = request.num_pending
             try:
                 verdict = self._verify(request, draft, output, batch.logits_start[b])
             except Exception as error:  # one row's trouble is not the others'
@@ -154,13 +171,16 @@ class SpeculativeLoop:
                 results.append(NewTokens(request, ()))
                 continue
             results.append(self._append(request, draft, verdict))
+            if self._reason_to_end(request) is None:
+                self._observe(request, num_pending, verdict, states)
         for result in results:
-            self._settle(result.request)
+            if reason := self._reason_to_end(result.request):
+                self._finish(result.request, reason)
         return results
 
     def _verify(self, request: Request, draft: Draft, output: StepOutput, start: int) -> Verdict:
-        def target_at(i: int) -> Distribution:
-            return to_distribution(output.logits[start + i], request.params)
+        def target_at(node: int) -> Distribution:  # the text's own logits come first
+            return to_distribution(output.logits[start + 1 + node], request.params)
 
         return verify(draft, target_at, request.params.seed, len(request.token_ids))
 
@@ -172,9 +192,11 @@ class SpeculativeLoop:
         else:
             request.stats.first_token_s = time.perf_counter()
             request.stats.num_first_tokens = len(kept)
-        request.stats.acceptance.record(len(draft.token_ids), verdict.num_accepted)
-        self._acceptance.record(len(draft.token_ids), verdict.num_accepted)
+        for acceptance in (request.stats.acceptance, self._acceptance):
+            acceptance.record(draft.depth, verdict.num_accepted, len(draft))
         self._num_output += len(kept)
+        if verdict.path != tuple(range(verdict.num_accepted)):
+            self._target.compact(request.slot, len(request.token_ids), verdict.path)
         request.token_ids.extend(kept)
         request.num_computed = len(request.token_ids) - 1
         return NewTokens(request, kept)
@@ -187,15 +209,25 @@ class SpeculativeLoop:
                     return kept[: i + 1]
         return kept
 
-    def _settle(self, request: Request) -> None:
+    def _reason_to_end(self, request: Request) -> FinishReason | None:
         if request.error is not None:
-            self._finish(request, FinishReason.ERROR)
-        elif not request.params.ignore_eos and request.token_ids[-1] in self._eos_token_ids:
-            self._finish(request, FinishReason.STOP)
-        elif request.num_left == 0:
-            self._finish(request, FinishReason.LENGTH)
-        else:
-            self._drafter.observe(request)
+            return FinishReason.ERROR
+        if not request.params.ignore_eos and request.token_ids[-1] in self._eos_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if request.num_left == 0 else None
+
+    def _observe(
+        self,
+        request: Request,
+        num_pending: int,
+        verdict: Verdict,
+        hidden_states: NDArray[np.float32] | None,  # [Q, W]
+    ) -> None:
+        """Tell the drafter what is computed now; of a row's nodes, the accepted ones are."""
+        if hidden_states is not None:
+            queries = [*range(num_pending), *(num_pending + node for node in verdict.path)]
+            hidden_states = hidden_states[queries]  # a copy: the engine's buffer will change
+        self._drafter.observe(request, Progress(verdict.path, hidden_states))
 
     def _fail(self, requests: Sequence[Request], reason: str) -> list[NewTokens]:
         for request in requests:

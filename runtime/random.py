@@ -1,7 +1,7 @@
 """Counter-based random numbers: the same for a request whatever else runs beside it.
 
-A number is a pure function of (seed, position, purpose), so batching, slot reuse and preemption
-cannot change a seeded request's output.
+A number is a pure function of (seed, position, purpose, index), so batching, slot reuse and
+preemption cannot change a seeded request's output.
 """
 
 from enum import IntEnum
@@ -17,7 +17,11 @@ class Purpose(IntEnum):
     OUTPUT = 2
 
 
-def uniform(seed: int, position: int, purpose: Purpose) -> float:
-    """A float in [0, 1) from Philox, keyed by seed and purpose, counted by position."""
+def uniform(seed: int, position: int, purpose: Purpose, index: int = 0) -> float:
+    """A float in [0, 1) from Philox, keyed by seed and purpose, counted by position and index.
+
+    `index` tells apart several numbers at one position, such as those of the nodes of a tree.
+    """
     key = np.array([seed, purpose], dtype=np.uint64)
-    return float(int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53
+    counter = np.array([position, index, 0, 0], dtype=np.uint64)
+    return float(int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) * 2.0**-53

@@ -7,17 +7,20 @@ from itertools import zip_longest
 
 @dataclass(slots=True)
 class AcceptanceStats:
-    """How drafts fared. Position 0 is the first draft token of a step."""
+    """How drafts fared. Position 0 is the first draft token of a step: a tree's first level."""
 
     num_drafts: int = 0
+    num_nodes: int = 0
+    """Drafted tokens in all; of a tree, more than one at a position."""
     proposed: list[int] = field(default_factory=list)  # [K] per position
     accepted: list[int] = field(default_factory=list)  # [K] per position
 
-    def record(self, num_proposed: int, num_accepted: int) -> None:
-        """Count one verified draft."""
+    def record(self, num_proposed: int, num_accepted: int, num_nodes: int) -> None:
+        """Count one verified draft of `num_proposed` positions."""
         if num_proposed == 0:
             return
         self.num_drafts += 1
+        self.num_nodes += num_nodes
         missing = num_proposed - len(self.proposed)
         self.proposed.extend([0] * missing)
         self.accepted.extend([0] * missing)
@@ -28,12 +31,13 @@ class AcceptanceStats:
     def add(self, other: "AcceptanceStats") -> None:
         """Add another's counts."""
         self.num_drafts += other.num_drafts
+        self.num_nodes += other.num_nodes
         self.proposed = _add(self.proposed, other.proposed)
         self.accepted = _add(self.accepted, other.accepted)
 
     @property
     def rate(self) -> float:
-        """Accepted / proposed tokens; 0 without drafts."""
+        """Accepted tokens / proposed positions; 0 without drafts."""
         return sum(self.accepted) / max(sum(self.proposed), 1)
 
     @property

@@ -5,6 +5,7 @@ slot or a mask error changes the next token.
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -43,6 +44,27 @@ def graph_spec(**overrides: Any) -> GraphSpec:
     return GraphSpec(**{**values, **overrides})
 
 
+class _Texts:
+    """Numbers for texts, so that a hidden state of one number can stand for a whole text."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, ...], int] = {}
+        self._texts: list[tuple[int, ...]] = []
+
+    def id(self, text: Sequence[int]) -> int:
+        key = tuple(text)
+        if key not in self._ids:
+            self._ids[key] = len(self._texts)
+            self._texts.append(key)
+        return self._ids[key]
+
+    def text(self, number: float) -> list[int]:
+        return list(self._texts[int(number)])
+
+
+TEXTS = _Texts()
+
+
 @dataclass
 class HashEngine:
     """Implements `StepRunner`. `suffix` limits what logits depend on to the last tokens."""
@@ -53,6 +75,7 @@ class HashEngine:
     )
     salt: int = 0
     suffix: int | None = None
+    has_taps: bool = False
     fail_at: set[int] = field(default_factory=set)
     run_time_s: float = 0.0
     steps: list[StepInput] = field(default_factory=list)
@@ -71,25 +94,41 @@ class HashEngine:
         for b, start in enumerate(step.write_indices):
             self.cache[b, start : start + width] = step.input_ids[b]
             assert start + width <= self.cache.shape[1]
-        return StepOutput(
-            np.stack([self._logits(step, *divmod(int(i), width)) for i in step.logits_indices])
-        )
+        logits = [self._logits(step, *divmod(int(i), width)) for i in step.logits_indices]
+        return StepOutput(np.stack(logits), self._hidden_states(step) if self.has_taps else None)
 
     def _logits(self, step: StepInput, b: int, q: int) -> Any:
-        mask = step.attention_mask[b, 0, q]
-        visible = self.cache[b, : len(mask)][mask].tolist()
-        # What a query may look at ends with itself, at its own position.
-        assert visible[-1] == step.input_ids[b, q]
-        assert int(np.flatnonzero(mask)[-1]) == step.position_ids[b, q]
-        window = self.spec.sliding_window
-        assert window is not None or len(visible) == step.position_ids[b, q] + 1
+        visible = self._checked(step, b, q)
         if self.suffix is not None:
             visible = visible[-self.suffix :]
         return hash_logits(visible, self.salt, self.spec.vocab_size)
 
+    def _checked(self, step: StepInput, b: int, q: int) -> list[int]:
+        visible = self._visible(step, b, q)
+        # What a query may look at ends with itself, at its own position.
+        assert visible[-1] == step.input_ids[b, q]
+        window = self.spec.sliding_window
+        assert window is not None or len(visible) == step.position_ids[b, q] + 1
+        return visible
+
+    def _visible(self, step: StepInput, b: int, q: int) -> list[int]:
+        mask = step.attention_mask[b, 0, q]
+        return self.cache[b, : len(mask)][mask].tolist()  # type: ignore[no-any-return]
+
+    def _hidden_states(self, step: StepInput) -> Any:
+        """[B, Q, 1]: each state stands for the text that its query sees."""
+        num_rows, width = step.input_ids.shape
+        ids = [[TEXTS.id(self._visible(step, b, q)) for q in range(width)] for b in range(num_rows)]
+        return np.array(ids, dtype=np.float32)[:, :, None]
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.cache[destination] = -1  # what was not asked to be moved is lost
         self.cache[destination, :length] = self.cache[source, :length]
+
+    def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
+        kept = self.cache[slot, [start + entry for entry in entries]]
+        self.cache[slot, start:] = -1
+        self.cache[slot, start : start + len(entries)] = kept
 
     def close(self) -> None:
         pass
@@ -99,3 +138,31 @@ class HashEngine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+@dataclass
+class HashHead(HashEngine):
+    """A drafting head over the hash engine's hidden states: a row's state stands for the text up
+    to i and its token is the one at i + 1, so its logits are those of the target after i + 1.
+
+    It is the target's equal as long as every row gets the right state, token and position, and
+    sees the right rows: its own cache keeps the tokens, which must agree with the state.
+    """
+
+    def run(self, step: StepInput) -> StepOutput:
+        assert step.hidden_states is not None
+        output = super().run(step)
+        states = [
+            self._state(step, *divmod(int(i), step.input_ids.shape[1])) for i in step.logits_indices
+        ]
+        return StepOutput(output.logits, np.array(states, dtype=np.float32)[:, None])
+
+    def _state(self, step: StepInput, b: int, q: int) -> int:
+        assert step.hidden_states is not None
+        before = TEXTS.text(step.hidden_states[b, q, 0])
+        return TEXTS.id([*before, int(step.input_ids[b, q])])
+
+    def _logits(self, step: StepInput, b: int, q: int) -> Any:
+        text = TEXTS.text(self._state(step, b, q))
+        assert text[1:] == self._checked(step, b, q)
+        return hash_logits(text, self.salt, self.spec.vocab_size)

@@ -4,32 +4,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specexport.runtime.distribution import Distribution
+import numpy as np
+from numpy.typing import NDArray
+
+from specexport.runtime.draft import Draft
 from specexport.runtime.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Proposed continuation: `probs[i]` is what `token_ids[i]` was drawn from.
-
-    A deterministic drafter's `probs` are one-hot.
-    """
-
-    token_ids: tuple[int, ...] = ()  # [K]
-    probs: tuple[Distribution, ...] = ()  # [K]
-
-    @classmethod
-    def certain(cls, token_ids: Sequence[int]) -> "Draft":
-        """A draft that was not drawn at random."""
-        return cls(tuple(token_ids), tuple(Distribution.one_hot(t) for t in token_ids))
-
-
-@dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request that is ready for a draft, and how many tokens it may have."""
+    """A running request and how deep a draft it may have; 0 where it wants none in this step."""
 
     request: Request
     max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step computed of a request: its prompt's next tokens, accepted tokens, or both."""
+
+    path: tuple[int, ...] = ()
+    """The accepted nodes of its draft."""
+    hidden_states: NDArray[np.float32] | None = None  # [m, W]
+    """The target's taps at the m tokens that are computed now; None where it has none."""
 
 
 class Drafter(Protocol):
@@ -39,11 +36,15 @@ class Drafter(Protocol):
     """
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft, possibly empty, for each; none longer than its `max_tokens`."""
+        """One draft, possibly empty, for each; none deeper than its `max_tokens`.
+
+        All running requests are there in every step, so that a drafter can keep up with a prompt
+        that is still being computed.
+        """
         ...
 
-    def observe(self, request: Request) -> None:
-        """After verification: all but the last of the request's tokens stand as computed."""
+    def observe(self, request: Request, progress: Progress) -> None:
+        """After a step: the first `request.num_computed` tokens stand as computed."""
         ...
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -67,13 +68,16 @@ class Drafter(Protocol):
 class NoDrafter:
     """Plain decoding: every draft is empty. Also the base of drafters that hold no engine."""
 
-    engine_time_s = 0.0
+    @property
+    def engine_time_s(self) -> float:
+        """Nothing is run."""
+        return 0.0
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """An empty draft for each."""
         return [Draft()] * len(wanted)
 
-    def observe(self, request: Request) -> None:
+    def observe(self, request: Request, progress: Progress) -> None:
         """Nothing to keep."""
 
     def move_slot(self, source: int, destination: int, length: int) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specexport.runtime.drafters.base import Draft, DraftRequest, NoDrafter
+from specexport.runtime.draft import Draft
+from specexport.runtime.drafters.base import DraftRequest, NoDrafter
 from specexport.runtime.request import Request
 
 
@@ -29,7 +30,7 @@ class NgramDrafter(NoDrafter):
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """The continuation of the longest match; empty where nothing matches."""
-        return [self._propose(item.request, item.max_tokens) for item in wanted]
+        return [self._propose(w.request, w.max_tokens) if w.max_tokens else Draft() for w in wanted]
 
     def release(self, request: Request) -> None:
         """Drop the request's index."""
@@ -38,7 +39,7 @@ class NgramDrafter(NoDrafter):
     def _propose(self, request: Request, max_tokens: int) -> Draft:
         tokens = request.token_ids
         start = self._lookup(request)
-        if start is None or max_tokens == 0:
+        if start is None:
             return Draft()
         period = len(tokens) - start
         copied = tokens[start : start + max_tokens]

@@ -1,6 +1,6 @@
 """The loop on an engine that hashes the whole cached prefix: nothing may change the tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from specexport.engines.step import Profile
 from specexport.runtime.distribution import to_distribution
-from specexport.runtime.drafters.base import Draft, Drafter, DraftRequest, NoDrafter
-from specexport.runtime.drafters.draft_model import DraftModelDrafter
+from specexport.runtime.draft import Draft
+from specexport.runtime.drafters.base import Drafter, DraftRequest, NoDrafter
+from specexport.runtime.drafters.medusa import MedusaDrafter
+from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
+from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
 from specexport.runtime.loop import SpeculativeLoop
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.request import FinishReason, Request
-from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec, hash_logits
+from tests.hash_engine import TEXTS, VOCAB_SIZE, HashEngine, HashHead, graph_spec, hash_logits
 
 EOS = 0
 _ids = count()
@@ -73,6 +76,11 @@ def make_request(prompt: list[int], max_tokens: int, **params: Any) -> Request:
     )
 
 
+def make_loop(drafter: Drafter, k: int, eos_token_ids: Collection[int] = ()) -> SpeculativeLoop:
+    """A loop on the hash engine; trees may have more nodes than `k`."""
+    return SpeculativeLoop(HashEngine(has_taps=True), drafter, k, eos_token_ids, max(k, 8))
+
+
 def run(loop: SpeculativeLoop, requests: Sequence[Request]) -> dict[int, list[int]]:
     """Drive the loop to the end; the tokens reported for each request."""
     reported: dict[int, list[int]] = {request.id: [] for request in requests}
@@ -84,13 +92,74 @@ def run(loop: SpeculativeLoop, requests: Sequence[Request]) -> dict[int, list[in
     return reported
 
 
-def draft_model(salt: int = 0, max_length: int = 200, vocab_size: int = VOCAB_SIZE) -> Drafter:
+TREES: dict[str, Grower] = {
+    "chain": StaticTree.chain(4),
+    "tree": StaticTree([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 1)]),
+    "tree of depth 1": StaticTree([(0,), (1,), (2,), (3,)]),
+    "dynamic tree": DynamicTree(depth=3, top_k=3, num_nodes=8),
+}
+
+
+def draft_model(
+    salt: int = 0, max_length: int = 200, vocab_size: int = VOCAB_SIZE, tree: str = "chain"
+) -> Drafter:
     spec = graph_spec(vocab_size=vocab_size)
     profile = Profile(max_slots=4, max_length=max_length, max_query=16)
-    return DraftModelDrafter(HashEngine(spec=spec, profile=profile, salt=salt), VOCAB_SIZE)
+    runner = HashEngine(spec=spec, profile=profile, salt=salt)
+    grower = StaticTree.chain(8) if tree == "chain" else TREES[tree]
+    return ModelDrafter(runner, grower, TokenMap(min(vocab_size, VOCAB_SIZE)))
+
+
+def head(tree: str = "chain", salt: int = 0, max_length: int = 200) -> Drafter:
+    """EAGLE or MTP, which differ in their graphs alone."""
+    profile = Profile(max_slots=4, max_length=max_length, max_query=16)
+    runner = HashHead(profile=profile, salt=salt)
+    return ModelDrafter(runner, TREES[tree], TokenMap(VOCAB_SIZE), is_head=True)
+
+
+class HashMedusa:
+    """Heads that predict the target's greedy tokens from the text that a hidden state stands for.
+
+    With `salt` they know them only now and then.
+    """
+
+    run_time_s = 0.0
+
+    def __init__(self, salt: int = 0) -> None:
+        self._salt = salt
+
+    def run(self, hidden_states: Any) -> Any:
+        return np.stack([self._heads(TEXTS.text(state[0])) for state in hidden_states])
+
+    def _heads(self, text: list[int]) -> Any:
+        text = [*text, int(hash_logits(text).argmax())]
+        rows = []
+        for _ in range(3):
+            rows.append(hash_logits(text, self._salt))
+            text.append(int(hash_logits(text).argmax()))
+        return np.stack(rows)
+
+    def close(self) -> None:
+        pass
+
+
+def medusa(tree: str = "tree", salt: int = 0) -> Drafter:
+    shape = TREES[tree]
+    assert isinstance(shape, StaticTree)
+    return MedusaDrafter(HashMedusa(salt), shape)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "head, chain": lambda: head(salt=1),
+    "head, tree": lambda: head("tree", salt=1),
+    "head, tree of depth 1": lambda: head("tree of depth 1", salt=1),
+    "head, dynamic tree": lambda: head("dynamic tree", salt=1),
+    "head that is the target, tree": lambda: head("tree"),
+    "head that is the target, dynamic tree": lambda: head("dynamic tree"),
+    "medusa": lambda: medusa(salt=1),
+    "medusa, right": medusa,
+    "draft model, tree": lambda: draft_model(salt=1, tree="tree"),
+    "the target as draft model, dynamic tree": lambda: draft_model(tree="dynamic tree"),
     "none": NoDrafter,
     "n-gram": lambda: NgramDrafter(1, 3),
     "always right": Oracle,
@@ -99,7 +168,16 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "the target as draft model": draft_model,
     "another draft model": lambda: draft_model(salt=1),
 }
-DETERMINISTIC = ["none", "n-gram", "always right", "sometimes right", "always wrong"]
+DETERMINISTIC = [
+    "head, dynamic tree",
+    "medusa",
+    "the target as draft model, dynamic tree",
+    "none",
+    "n-gram",
+    "always right",
+    "sometimes right",
+    "always wrong",
+]
 
 prompts = st.lists(
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), min_size=1, max_size=9
@@ -113,7 +191,7 @@ def test_greedy_output_is_the_definitions(
     name: str, prompts: list[list[int]], k: int, max_tokens: int
 ) -> None:
     """More requests than slots, prompts longer than a step, every K, rows that join and leave."""
-    loop = SpeculativeLoop(HashEngine(), DRAFTERS[name](), k, [EOS])
+    loop = make_loop(DRAFTERS[name](), k, [EOS])
     requests = [make_request(prompt, max_tokens + i % 3) for i, prompt in enumerate(prompts)]
     reported = run(loop, requests)
     for request, prompt in zip(requests, prompts, strict=True):
@@ -129,7 +207,7 @@ def test_greedy_output_is_the_definitions(
 def test_seeded_output_depends_on_neither_batch_nor_deterministic_drafts(
     name: str, prompts: list[list[int]], k: int
 ) -> None:
-    loop = SpeculativeLoop(HashEngine(), DRAFTERS[name](), k, [EOS])
+    loop = make_loop(DRAFTERS[name](), k, [EOS])
     requests = [
         make_request(p, 25, temperature=0.9, top_k=i % 4 * 2, seed=i) for i, p in enumerate(prompts)
     ]
@@ -138,13 +216,24 @@ def test_seeded_output_depends_on_neither_batch_nor_deterministic_drafts(
         assert request.output_ids == plain_output(prompt, request.params, 25)
 
 
-def test_seeded_output_with_a_draft_model_is_the_same_alone_and_in_a_batch() -> None:
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        lambda: draft_model(salt=1),
+        lambda: draft_model(1, tree="tree"),
+        lambda: head("tree", salt=1),
+    ],
+    ids=["draft model", "draft model, tree", "head, tree"],
+)
+def test_seeded_output_with_sampled_drafts_is_the_same_alone_and_in_a_batch(
+    drafter: Callable[[], Drafter],
+) -> None:
     prompts = [[1, 2, 3], [5], list(range(12)) * 2, [7, 7, 7, 7], [2, 9], [4]]
 
     def outputs(groups: list[list[int]]) -> list[list[int]]:
         found: dict[int, list[int]] = {}
         for group in groups:
-            loop = SpeculativeLoop(HashEngine(), draft_model(salt=1), 3, [EOS])
+            loop = make_loop(drafter(), 3, [EOS])
             requests = [make_request(prompts[i], 30, temperature=1.0, seed=i) for i in group]
             run(loop, requests)
             found |= {i: r.output_ids for i, r in zip(group, requests, strict=True)}
@@ -153,14 +242,94 @@ def test_seeded_output_with_a_draft_model_is_the_same_alone_and_in_a_batch() -> 
     assert outputs([[0, 1, 2, 3, 4, 5]]) == outputs([[i] for i in range(len(prompts))])
 
 
+EQUALS: dict[str, Callable[[], Drafter]] = {
+    "draft model": draft_model,
+    "draft model, tree": lambda: draft_model(tree="tree"),
+    "head": head,
+    "head, tree": lambda: head("tree"),
+}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_model_that_is_the_target_is_never_rejected(temperature: float) -> None:
-    loop = SpeculativeLoop(HashEngine(), draft_model(), 4, [])
-    requests = [make_request([i, 3, i], 40, temperature=temperature, seed=i) for i in range(7)]
+@pytest.mark.parametrize("name", EQUALS)
+def test_a_drafter_that_is_the_target_is_never_rejected(name: str, temperature: float) -> None:
+    """In a tree, the first child of each node is accepted, down to the last level."""
+    loop = make_loop(EQUALS[name](), 4)
+    requests = [
+        make_request([i, 3, i][: 1 + i % 3], 40, temperature=temperature, seed=i) for i in range(7)
+    ]
     run(loop, requests)
     acceptance = loop.stats().acceptance
     assert acceptance.num_drafts > 30
     assert acceptance.accepted == acceptance.proposed
+
+
+def test_medusa_heads_that_know_the_target_are_never_rejected() -> None:
+    loop = make_loop(medusa(), 3)
+    run(loop, [make_request([i, 3, i], 40) for i in range(7)])
+    acceptance = loop.stats().acceptance
+    assert acceptance.num_drafts > 30
+    assert acceptance.accepted == acceptance.proposed
+
+
+def test_a_dynamic_tree_of_the_target_holds_its_first_token_and_mostly_the_path() -> None:
+    loop = make_loop(head("dynamic tree"), 3)
+    run(loop, [make_request([i, 3, i], 40) for i in range(7)])
+    first, second, third = loop.stats().acceptance.rate_per_position
+    assert first == 1.0
+    assert min(second, third) > 0.7
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_head_drafts_from_the_second_token_on_whatever_the_prompt(length: int) -> None:
+    loop = make_loop(head(), 4)
+    run(loop, [make_request([5] * length, 11)])
+    assert loop.stats().num_steps == 1 + 2  # plain, then twice five tokens
+    assert loop.stats().acceptance.num_drafts == 2
+
+
+def test_a_head_with_a_shorter_context_stops_drafting_and_decoding_goes_on() -> None:
+    loop = make_loop(head(max_length=20), 4)
+    request = make_request([1, 2, 3, 4], 60)
+    run(loop, [request])
+    assert request.output_ids == plain_output([1, 2, 3, 4], SamplingParams(ignore_eos=True), 60)
+    assert 0 < request.stats.acceptance.num_drafts < 10
+
+
+def test_a_ragged_tree_never_accepts_its_padding() -> None:
+    """The target's best token is 0, which padded paths hold elsewhere."""
+
+    class Zero(HashEngine):
+        def _logits(self, step: Any, b: int, q: int) -> Any:
+            super()._logits(step, b, q)
+            return np.eye(VOCAB_SIZE, dtype=np.float32)[0]
+
+    class Heads(HashMedusa):
+        def run(self, hidden_states: Any) -> Any:  # token 0 is no candidate
+            logits = np.tile(np.arange(VOCAB_SIZE, dtype=np.float32), (len(hidden_states), 3, 1))
+            return logits
+
+    drafter = MedusaDrafter(Heads(), StaticTree([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]))
+    loop = SpeculativeLoop(Zero(has_taps=True), drafter, 3, [], 5)
+    request = make_request([3, 1], 12)
+    run(loop, [request])
+    assert request.output_ids == [0] * 12
+    assert request.stats.acceptance.accepted == [0, 0, 0]
+
+
+def test_rows_that_cannot_draft_yet_run_beside_a_tree() -> None:
+    """A long prompt is still being computed while another request's tree is verified."""
+    loop = make_loop(head("tree"), 3)
+    first, second = make_request([1, 2], 40), make_request(list(range(12)) * 9, 12)
+    loop.submit(first)
+    for _ in range(3):
+        loop.step()
+    loop.submit(second)
+    run(loop, [])
+    for request, prompt in ((first, [1, 2]), (second, list(range(12)) * 9)):
+        params = SamplingParams(ignore_eos=True)
+        assert request.output_ids == plain_output(prompt, params, request.max_tokens)
+        assert request.stats.acceptance.accepted == request.stats.acceptance.proposed
 
 
 @pytest.mark.parametrize(
@@ -243,13 +412,14 @@ def test_nan_logits_end_only_the_request_that_has_them() -> None:
 def test_an_unexpected_error_in_one_row_leaves_the_others_alone() -> None:
     class Breaks(NoDrafter):
         def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
-            return [Draft((1,), ()) if w.request.num_prompt == 1 else Draft() for w in wanted]
+            bad = Draft((1,), (-1,), ())  # its distribution is missing
+            return [bad if w.request.num_prompt == 1 else Draft() for w in wanted]
 
     loop = SpeculativeLoop(HashEngine(), Breaks(), 1, [])
     bad, good = make_request([3], 5), make_request([2, 2], 5)
     run(loop, [bad, good])
     assert bad.finish_reason is FinishReason.ERROR
-    assert "ValueError" in (bad.error or "")
+    assert "IndexError" in (bad.error or "")
     assert good.output_ids == plain_output([2, 2], SamplingParams(ignore_eos=True), 5)
 
 

@@ -1,0 +1,40 @@
+"""What a drafter proposes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specexport.runtime.distribution import Distribution
+from specexport.runtime.tree import chain_parents, tree_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed continuations of a text: a tree below its last token; a chain is one of width 1.
+
+    Node i continues node `parents[i]` (-1: the text) with `token_ids[i]`; parents come before
+    their children. Siblings are different tokens, in the order in which they were drawn:
+    `probs[i]` is what `token_ids[i]` was drawn from once the earlier ones were drawn. A node that
+    was not drawn at random has one-hot `probs`.
+    """
+
+    token_ids: tuple[int, ...] = ()  # [n]
+    parents: tuple[int, ...] = ()  # [n]
+    probs: tuple[Distribution, ...] = ()  # [n]
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int], probs: Sequence[Distribution]) -> "Draft":
+        """Each token after the one before it."""
+        return cls(tuple(token_ids), chain_parents(len(token_ids)), tuple(probs))
+
+    @classmethod
+    def certain(cls, token_ids: Sequence[int]) -> "Draft":
+        """A chain that was not drawn at random."""
+        return cls.chain(token_ids, [Distribution.one_hot(t) for t in token_ids])
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def depth(self) -> int:
+        """Tokens on the longest path."""
+        return int(tree_shape(self.parents).depths.max()) + 1 if self.parents else 0

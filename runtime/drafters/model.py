@@ -1,0 +1,234 @@
+"""Drafters that are models themselves: a smaller model, EAGLE, MTP. They differ in one shift.
+
+A draft model reads the text: its row i holds token i. A head's row i holds token i + 1 and the
+target's hidden state at i, so it has one row less. Both predict the token after the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specexport.engines.step import FunctionRunner, StepRunner
+from specexport.runtime.batch import Batch, Row
+from specexport.runtime.draft import Draft
+from specexport.runtime.drafters.base import DraftRequest, Progress
+from specexport.runtime.growth import Grower, Growth, TokenMap
+from specexport.runtime.request import Request
+from specexport.runtime.tree import ROOT, Branches
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one request: rows [0, num_computed) of its text are in the drafter's cache."""
+
+    num_computed: int = 0
+    pending: list[Floats] = field(default_factory=list)
+    """The hidden states of the rows after those; heads alone."""
+    computed_nodes: list[int] = field(default_factory=list)
+    """Nodes of the last draft, in the order of their cache entries after the text's rows."""
+
+    @property
+    def num_pending(self) -> int:
+        return sum(len(features) for features in self.pending)
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A draft that grows below the text of one request."""
+
+    request: Request
+    growth: Growth
+    states: dict[int, Floats] = field(default_factory=dict)  # [H], by the node that gave it
+    computed: list[int] = field(default_factory=list)
+
+
+class ModelDrafter:
+    """Runs a model over the same slots as the target, in a cache of its own.
+
+    It catches up on what its text has gained, so prefill, bonus token and rejection are one case;
+    then it computes the draft level by level. Past the end of its context it proposes nothing.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        grower: Grower,
+        token_map: TokenMap,
+        *,
+        is_head: bool = False,
+        fuse: FunctionRunner | None = None,
+    ) -> None:
+        """A head takes hidden states; `fuse` makes its features of the target's taps."""
+        self._runner, self._grower, self._token_map = runner, grower, token_map
+        self._is_head, self._fuse = is_head, fuse
+        self._shift = 1 if is_head else 0  # row i holds token i + shift
+        self._states: dict[int, _State] = {}
+
+    @property
+    def engine_time_s(self) -> float:
+        """Seconds inside the inference library."""
+        return self._runner.run_time_s + (self._fuse.run_time_s if self._fuse else 0.0)
+
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        """Catch up, then grow a draft for each."""
+        depths = [self._depth(w) for w in wanted]
+        behind = [
+            w.request for w, depth in zip(wanted, depths, strict=True) if self._is_head or depth
+        ]
+        root = self._catch_up(behind)
+        drafting = [
+            _Drafting(w.request, self._start(w.request, depth), {ROOT: root[w.request.id][1]})
+            for w, depth in zip(wanted, depths, strict=True)
+            if depth
+        ]
+        for d in drafting:
+            d.growth.grow([root[d.request.id][0]])
+        while active := [d for d in drafting if d.growth.frontier]:
+            self._level(active)
+        drafts = {d.request.id: d.growth.draft() for d in drafting}
+        return [drafts.get(w.request.id, Draft()) for w in wanted]
+
+    def observe(self, request: Request, progress: Progress) -> None:
+        """Take in the target's hidden states, or keep the entries of accepted tokens."""
+        state = self._state(request)
+        if self._is_head:
+            assert progress.hidden_states is not None
+            states = progress.hidden_states
+            state.pending.append(self._fuse.run(states) if self._fuse else states)
+        else:
+            kept = self._keep(request, state, progress.path)
+            state.num_computed = min(state.num_computed + kept, len(request.token_ids) - 1)
+        state.computed_nodes = []
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Move the cache with the request."""
+        self._runner.move_slot(source, destination, min(length, self._runner.profile.max_length))
+
+    def release(self, request: Request) -> None:
+        """Forget the request."""
+        self._states.pop(request.id, None)
+
+    def close(self) -> None:
+        """Free the engines."""
+        self._runner.close()
+        if self._fuse:
+            self._fuse.close()
+
+    def _state(self, request: Request) -> _State:
+        return self._states.setdefault(request.id, _State())
+
+    def _depth(self, wanted: DraftRequest) -> int:
+        """Levels of the draft; none past the context, nor before or after what is not known."""
+        if not wanted.max_tokens:
+            return 0
+        state, tokens = self._state(wanted.request), wanted.request.token_ids
+        num_rows = len(tokens) - self._shift
+        if self._is_head:  # from the second token on: a chunked prompt must make no difference
+            is_known = wanted.request.num_output > 0
+            is_known &= num_rows <= state.num_computed + state.num_pending
+        else:
+            is_known = max(tokens[state.num_computed :]) < self._runner.spec.vocab_size
+        room = self._runner.profile.max_length - num_rows
+        return max(min(wanted.max_tokens, self._grower.depth, room), 0) if is_known else 0
+
+    def _start(self, request: Request, depth: int) -> Growth:
+        position = len(request.token_ids)
+        return self._grower.start(request.params, position, depth, self._token_map)
+
+    def _catch_up(self, requests: Sequence[Request]) -> dict[int, tuple[Floats, Floats]]:
+        """Compute all rows that can be; the logits and the state of each request's last one."""
+        found: dict[int, tuple[Floats, Floats]] = {}
+        todo = {r.id: self._num_ready(r) for r in requests}
+        while active := [r for r in requests if todo[r.id]]:
+            chunk = max(self._runner.profile.max_query // len(active), 1)
+            rows = {}
+            for request in active:
+                size = min(todo[request.id], chunk)
+                rows[request.slot] = self._text_row(request, size)
+                todo[request.id] -= size
+            batch, logits, states = self._run(rows)
+            for request in active:
+                if not todo[request.id]:
+                    last = batch.logits_start[request.slot]
+                    found[request.id] = (logits[last].copy(), states[last].copy())
+        return found
+
+    def _num_ready(self, request: Request) -> int:
+        """Rows that can be computed now."""
+        state, room = self._state(request), self._runner.profile.max_length
+        if state.num_computed >= room:
+            state.pending.clear()
+        known = state.num_pending if self._is_head else len(request.token_ids) - state.num_computed
+        return max(min(known, room - state.num_computed), 0)
+
+    def _text_row(self, request: Request, size: int) -> Row:
+        """The next `size` rows of the text, which count as computed from now on."""
+        state, start = self._state(request), self._state(request).num_computed
+        features = None
+        if self._is_head:
+            pending = np.concatenate(state.pending) if len(state.pending) > 1 else state.pending[0]
+            features, state.pending = pending[:size], [pending[size:]]
+        state.num_computed += size
+        first = start + self._shift
+        return Row(start, request.token_ids[first : first + size], 1, hidden_states=features)
+
+    def _level(self, active: Sequence[_Drafting]) -> None:
+        """Compute the frontier of each draft and let it grow."""
+        rows = {d.request.slot: self._level_row(d) for d in active}
+        batch, logits, states = self._run(rows)
+        for d in active:
+            start, frontier = batch.logits_start[d.request.slot], d.growth.frontier
+            for i, node in enumerate(frontier):
+                d.states[node] = states[start + i].copy()
+            d.growth.grow(list(logits[start : start + len(frontier)]))
+
+    def _level_row(self, d: _Drafting) -> Row:
+        """The frontier, written after the nodes that were computed before."""
+        state, nodes, frontier = self._state(d.request), d.growth.nodes, d.growth.frontier
+        start = state.num_computed + len(d.computed)
+        d.computed += frontier
+        state.computed_nodes = d.computed
+        branches = _branches(state.num_computed, nodes.parents, d.computed, len(frontier))
+        features = None
+        if self._is_head:
+            features = np.stack([d.states[nodes.parents[node]] for node in frontier])
+        tokens = [nodes.token_ids[node] for node in frontier]
+        return Row(start, tokens, len(frontier), branches, features)
+
+    def _run(self, rows: dict[int, Row]) -> tuple[Batch, Floats, Floats]:
+        """One step over the given slots; those between them are idle."""
+        max_length = self._runner.profile.max_length
+        filled = [rows.get(slot, Row.idle(max_length)) for slot in range(max(rows) + 1)]
+        batch = Batch.build(filled, max_length, self._runner.spec.sliding_window)
+        output = self._runner.run(batch.step)
+        states = output.hidden_states
+        return batch, output.logits, output.logits if states is None else states
+
+    def _keep(self, request: Request, state: _State, path: Sequence[int]) -> int:
+        """Make the entries of accepted nodes follow the text's; how many there are."""
+        entries = []
+        for node in path:
+            if node not in state.computed_nodes:
+                break
+            entries.append(state.computed_nodes.index(node))
+        if entries != list(range(len(entries))):
+            self._runner.compact(request.slot, state.num_computed, entries)
+        return len(entries)
+
+
+def _branches(base: int, parents: Sequence[int], computed: Sequence[int], num: int) -> Branches:
+    """The last `num` of the computed nodes, whose entries stand in the order of computing."""
+    entries = {node: entry for entry, node in enumerate(computed)}
+    depths = np.zeros(len(computed), dtype=np.int64)
+    sees = np.zeros((len(computed), len(computed)), dtype=np.bool_)
+    for node, entry in entries.items():
+        sees[entry, entry] = True
+        if parents[node] != ROOT:
+            above = entries[parents[node]]
+            sees[entry] |= sees[above]
+            depths[entry] = depths[above] + 1
+    return Branches(base, depths, sees[len(computed) - num :])

@@ -1,0 +1,267 @@
+"""How a draft grows from a model's logits, level by level: chains, static and dynamic trees.
+
+Sources: SpecInfer (arXiv 2305.09781), EAGLE (2401.15077) and Medusa (2401.10774) for static
+trees; EAGLE-2 (2406.16858) for the dynamic one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specexport.errors import ConfigError
+from specexport.runtime.distribution import Distribution, to_distribution
+from specexport.runtime.draft import Draft
+from specexport.runtime.params import SamplingParams
+from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.tree import ROOT
+
+Logits = NDArray[np.float32]  # [V]
+
+
+@dataclass(slots=True)
+class Nodes:
+    """A draft while it grows. The lists run in parallel; parents come before their children."""
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    probs: list[Distribution] = field(default_factory=list)
+
+    def add(self, parent: int, token_id: int, probs: Distribution) -> int:
+        """Append a node; its number."""
+        self.token_ids.append(token_id)
+        self.parents.append(parent)
+        self.probs.append(probs)
+        return len(self.token_ids) - 1
+
+    def draft(self, kept: Sequence[int] | None = None) -> Draft:
+        """The draft of all nodes, or of `kept` ones, ascending and closed under parents."""
+        kept = range(len(self.token_ids)) if kept is None else kept
+        number = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
+        return Draft(
+            tuple(self.token_ids[node] for node in kept),
+            tuple(number[self.parents[node]] for node in kept),
+            tuple(self.probs[node] for node in kept),
+        )
+
+
+class Growth(Protocol):
+    """One draft that is being grown."""
+
+    frontier: list[int]
+    """Nodes that the drafter must compute next; `ROOT` first, nothing when the draft is done."""
+    nodes: Nodes
+
+    def grow(self, logits: Sequence[Logits]) -> None:
+        """Add children below each node of the frontier from its logits; set the next frontier."""
+        ...
+
+    def draft(self) -> Draft:
+        """What was grown."""
+        ...
+
+
+class Grower(Protocol):
+    """The shape that drafts are grown in."""
+
+    depth: int
+    """Tokens on the longest path of a whole draft."""
+    max_nodes: int
+    """Most nodes of a draft, and of what is computed for one."""
+
+    def start(
+        self, params: SamplingParams, position: int, depth: int, token_map: "TokenMap"
+    ) -> Growth:
+        """Begin a draft of at most `depth` levels whose first token will stand at `position`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMap:
+    """From a drafter's ids to the target's: the first `num_shared` ids, or through `target_ids`."""
+
+    num_shared: int
+    target_ids: NDArray[np.int64] | None = None  # [V_draft]
+
+    def to_target(self, token_id: int) -> int:
+        """The target's id of a draft id."""
+        return token_id if self.target_ids is None else int(self.target_ids[token_id])
+
+    def distribution(self, logits: Logits, params: SamplingParams) -> Distribution:
+        """What `params` make of a drafter's logits, over the target's ids."""
+        found = to_distribution(logits[: self.num_shared], params)
+        if self.target_ids is None:
+            return found
+        token_ids = self.target_ids[found.token_ids]
+        order = np.argsort(token_ids)
+        return Distribution(token_ids[order], found.probs[order])
+
+    def top(self, logits: Logits, count: int) -> list[int]:
+        """The drafter's `count` likeliest ids, best first."""
+        return [int(i) for i in top_ids(logits[: self.num_shared], count)]
+
+
+def top_ids(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:  # [V] -> [count]
+    """Indices of the largest scores, best first; equals go by index."""
+    count = min(count, len(scores))
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
+    candidates = np.argpartition(scores, -count)[-count:]
+    candidates.sort()
+    return candidates[np.argsort(-scores[candidates], kind="stable")]
+
+
+Choice = tuple[int, ...]
+"""A node of a static tree: the rank of each token on the path to it, 0 the likeliest."""
+
+
+class StaticTree:
+    """A tree of one shape: node (0, 2) is the third choice after the first choice of the root.
+
+    Greedy requests get the likeliest tokens, for certain; others draw the children of a node from
+    its distribution, without replacement.
+    """
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        """Raises `ConfigError` where a path lacks its beginning or is there twice."""
+        self.choices = sorted(choices, key=lambda choice: (len(choice), choice))
+        check_choices(self.choices)
+        self.depth = len(self.choices[-1])
+        self.max_nodes = len(self.choices)
+        self.children: dict[Choice, list[Choice]] = {}
+        for choice in self.choices:
+            self.children.setdefault(choice[:-1], []).append(choice)
+
+    @classmethod
+    def chain(cls, length: int) -> "StaticTree":
+        """The tree of width one."""
+        return cls([(0,) * depth for depth in range(1, length + 1)])
+
+    def start(
+        self, params: SamplingParams, position: int, depth: int, token_map: TokenMap
+    ) -> Growth:
+        """Begin a draft."""
+        return _StaticGrowth(self, params, position, depth, token_map)
+
+
+def check_choices(choices: Sequence[Choice]) -> None:
+    """Raise `ConfigError` unless the paths form a tree."""
+    known: set[Choice] = {()}
+    for choice in sorted(choices, key=len):
+        if choice[:-1] not in known or choice in known or min(choice, default=-1) < 0:
+            problem = (
+                "is there twice"
+                if choice in known
+                else f"needs {list(choice[:-1])}, which is missing"
+            )
+            raise ConfigError(
+                f"The tree's path {list(choice)} {problem}. Every path is a list of ranks from 0 "
+                "up, stands once, and all its beginnings are paths too."
+            )
+        known.add(choice)
+    if len(known) == 1:
+        raise ConfigError("The tree has no path. Give at least [[0]].")
+
+
+class _StaticGrowth:
+    def __init__(
+        self,
+        tree: StaticTree,
+        params: SamplingParams,
+        position: int,
+        depth: int,
+        token_map: TokenMap,
+    ) -> None:
+        self._tree, self._params, self._token_map = tree, params, token_map
+        self._position, self._depth = position, depth
+        self.nodes = Nodes()
+        self.frontier = [ROOT]
+        self._choices: dict[int, Choice] = {ROOT: ()}
+
+    def grow(self, logits: Sequence[Logits]) -> None:
+        grown = []
+        for node, scores in zip(self.frontier, logits, strict=True):
+            choices = self._tree.children[self._choices[node]]
+            for choice, child in zip(choices, self._children(node, choices, scores), strict=False):
+                self._choices[child] = choice
+                grown.append(child)
+        self.frontier = [
+            node
+            for node in grown
+            if len(self._choices[node]) < self._depth and self._choices[node] in self._tree.children
+        ]
+
+    def draft(self) -> Draft:
+        return self.nodes.draft()
+
+    def _children(self, parent: int, choices: Sequence[Choice], scores: Logits) -> Iterator[int]:
+        """Nodes for as many of the choices as there are tokens."""
+        if self._params.temperature == 0:
+            best = self._token_map.top(scores, choices[-1][-1] + 1)
+            for choice in choices:
+                if choice[-1] < len(best):
+                    token_id = self._token_map.to_target(best[choice[-1]])
+                    yield self.nodes.add(parent, token_id, Distribution.one_hot(token_id))
+            return
+        left: Distribution | None = self._token_map.distribution(scores, self._params)
+        position = self._position + len(choices[0]) - 1
+        for _ in choices:
+            if left is None:
+                return
+            number = len(self.nodes.token_ids)
+            token_id = left.sample(uniform(self._params.seed, position, Purpose.DRAFT, number))
+            yield self.nodes.add(parent, token_id, left)
+            left = left.without(token_id)
+
+
+class DynamicTree:
+    """EAGLE-2's tree: paths with the largest probability, by the drafter's own account.
+
+    Each level computes the `top_k` likeliest paths so far and gives each `top_k` children; in the
+    end the `num_nodes` likeliest nodes of all are kept. They are certain, at any temperature.
+    """
+
+    def __init__(self, depth: int, top_k: int, num_nodes: int) -> None:
+        """`depth` counts levels of drafted tokens, the children of the text included."""
+        self.depth, self.top_k, self.num_nodes = depth, top_k, num_nodes
+        self.max_nodes = max(num_nodes, top_k * (depth - 1))
+
+    def start(
+        self, params: SamplingParams, position: int, depth: int, token_map: TokenMap
+    ) -> Growth:
+        """Begin a draft."""
+        return _DynamicGrowth(self, min(depth, self.depth), token_map)
+
+
+class _DynamicGrowth:
+    def __init__(self, tree: DynamicTree, depth: int, token_map: TokenMap) -> None:
+        self._tree, self._depth, self._token_map = tree, depth, token_map
+        self.nodes = Nodes()
+        self.frontier = [ROOT]
+        self._scores: list[float] = []  # cumulative log-probability of each node
+        self._level = 0
+
+    def grow(self, logits: Sequence[Logits]) -> None:
+        first = len(self._scores)
+        for node, scores in zip(self.frontier, logits, strict=True):
+            self._add_children(node, scores)
+        self._level += 1
+        grown = np.array(self._scores[first:], dtype=np.float32)
+        num_kept = self._tree.top_k if self._level < self._depth else 0
+        self.frontier = sorted(first + int(i) for i in top_ids(grown, num_kept))
+
+    def draft(self) -> Draft:
+        best = top_ids(np.array(self._scores, dtype=np.float32), self._tree.num_nodes)
+        return self.nodes.draft(sorted(best.tolist()))
+
+    def _add_children(self, parent: int, logits: Logits) -> None:
+        above = self._scores[parent] if parent != ROOT else 0.0
+        shared = logits[: self._token_map.num_shared]
+        largest = float(shared.max())
+        total = largest + float(np.log(np.exp(shared - largest).sum()))
+        for draft_id in self._token_map.top(logits, self._tree.top_k):
+            token_id = self._token_map.to_target(draft_id)
+            self.nodes.add(parent, token_id, Distribution.one_hot(token_id))
+            self._scores.append(above + float(shared[draft_id]) - total)
