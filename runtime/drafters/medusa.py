@@ -70,8 +70,10 @@ class MedusaDrafter(NoDrafter):
         self._heads.close()
 
     def _is_ready(self, request: Request) -> bool:
+        """The heads follow on the target's own token: the prompt's last may be any."""
         last = self._last.get(request.id)
-        return last is not None and last.position == len(request.token_ids) - 2
+        is_newest = last is not None and last.position == len(request.token_ids) - 2
+        return is_newest and request.num_output > 0
 
     def _draft(self, logits: NDArray[np.float32], max_depth: int) -> Draft:  # [heads, V]
         best = [
