@@ -325,7 +325,8 @@ def test_rows_that_cannot_draft_yet_run_beside_a_tree() -> None:
     for _ in range(3):
         loop.step()
     loop.submit(second)
-    run(loop, [])
+    while loop.has_work:
+        loop.step()
     for request, prompt in ((first, [1, 2]), (second, list(range(12)) * 9)):
         params = SamplingParams(ignore_eos=True)
         assert request.output_ids == plain_output(prompt, params, request.max_tokens)
