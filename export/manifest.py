@@ -62,6 +62,18 @@ class NgramMethod(_Frozen):
     min_ngram: int = Field(default=2, ge=1)
 
 
+class SuffixMethod(_Frozen):
+    """Draft the continuation of the longest suffix that occurred earlier, the longer the more."""
+
+    kind: Literal["suffix"] = "suffix"
+    num_speculative_tokens: int = Field(default=8, ge=1)
+    min_match: int = Field(default=1, ge=1, description="shortest match that counts")
+    factor: int = Field(default=2, ge=1, description="draft tokens for each token of the match")
+    store_tokens: int = Field(
+        default=0, ge=0, description="tokens kept of earlier requests' outputs, matched too"
+    )
+
+
 class DraftMethod(_Frozen):
     """Draft with a smaller model that shares the target's tokenizer."""
 
@@ -76,7 +88,7 @@ class NoMethod(_Frozen):
     num_speculative_tokens: Literal[0] = 0
 
 
-Method = Annotated[NgramMethod | DraftMethod | NoMethod, Field(discriminator="kind")]
+Method = Annotated[NgramMethod | SuffixMethod | DraftMethod | NoMethod, Field(discriminator="kind")]
 
 
 class FileEntry(_Frozen):

@@ -5,12 +5,19 @@ from pathlib import Path
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
-from specexport.export.manifest import Manifest, NgramMethod
+from specexport.export.manifest import DraftMethod, Manifest, Method, NgramMethod, SuffixMethod
 from specexport.runtime.drafters.base import Drafter, NoDrafter
 from specexport.runtime.drafters.draft_model import DraftModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
+from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.loop import SpeculativeLoop
 from specexport.runtime.options import EngineOptions
+
+_DEFAULTS: dict[str, Method] = {
+    "ngram": NgramMethod(),
+    "suffix": SuffixMethod(),
+    "draft": DraftMethod(),
+}
 
 
 def load_loop(
@@ -43,19 +50,25 @@ def _num_speculative_tokens(manifest: Manifest, options: EngineOptions) -> int:
         return 0
     if options.num_speculative_tokens is not None:
         return options.num_speculative_tokens
-    if options.method == "ngram" and manifest.method.kind != "ngram":
-        return NgramMethod().num_speculative_tokens
-    return manifest.method.num_speculative_tokens
+    return _method(manifest, options).num_speculative_tokens
+
+
+def _method(manifest: Manifest, options: EngineOptions) -> Method:
+    """The bundle's method, or the one asked for with its default values."""
+    if options.method is None or options.method == manifest.method.kind:
+        return manifest.method
+    return _DEFAULTS[options.method]
 
 
 def _load_drafter(
     bundle: Path, manifest: Manifest, options: EngineOptions, profile: Profile
 ) -> Drafter:
-    kind = options.method or manifest.method.kind
-    if kind == "draft":
+    method = _method(manifest, options)
+    if isinstance(method, DraftMethod):
         if manifest.draft is None:
             raise ConfigError(
-                f"{bundle} has no draft model. Build it with --draft MODEL, or use method ngram."
+                f"{bundle} has no draft model. Build it with --draft MODEL, or use method ngram "
+                "or suffix."
             )
         own = Profile(
             max_slots=profile.max_slots,
@@ -65,10 +78,11 @@ def _load_drafter(
         )
         runner = OrtRunner(bundle / manifest.draft.path, manifest.draft, own)
         return DraftModelDrafter(runner, manifest.target.vocab_size)
-    if kind == "none":
-        raise ConfigError(
-            f"{bundle} was built without a drafting method, so num_speculative_tokens has no "
-            "effect. Choose method ngram, which needs nothing built."
-        )
-    method = manifest.method if isinstance(manifest.method, NgramMethod) else NgramMethod()
-    return NgramDrafter(method.min_ngram, method.max_ngram)
+    if isinstance(method, NgramMethod):
+        return NgramDrafter(method.min_ngram, method.max_ngram)
+    if isinstance(method, SuffixMethod):
+        return SuffixDrafter(method.min_match, method.factor, method.store_tokens)
+    raise ConfigError(
+        f"{bundle} was built without a drafting method, so num_speculative_tokens has no "
+        "effect. Choose method ngram or suffix, which need nothing built."
+    )

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from specexport.errors import ConfigError
 
-MethodName = Literal["none", "ngram", "draft"]
+MethodName = Literal["none", "ngram", "suffix", "draft"]
 _RANGES = {
     "max_slots": (1, 4096),
     "prefill_chunk": (1, 65536),

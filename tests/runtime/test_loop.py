@@ -13,7 +13,9 @@ from specexport.engines.step import Profile
 from specexport.runtime.distribution import to_distribution
 from specexport.runtime.drafters.base import Draft, Drafter, DraftRequest, NoDrafter
 from specexport.runtime.drafters.draft_model import DraftModelDrafter
+from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.ngram import NgramDrafter
+from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.loop import SpeculativeLoop
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.random import Purpose, uniform
@@ -93,13 +95,17 @@ def draft_model(salt: int = 0, max_length: int = 200, vocab_size: int = VOCAB_SI
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": NoDrafter,
     "n-gram": lambda: NgramDrafter(1, 3),
+    "suffix": lambda: SuffixDrafter(1, 2),
+    "suffix with a store": lambda: SuffixDrafter(1, 4, store_tokens=60),
+    "suffix, else always right": lambda: FirstOf(SuffixDrafter(2, 2), Oracle()),
     "always right": Oracle,
     "sometimes right": lambda: Oracle(wrong_every=3),
     "always wrong": lambda: Oracle(wrong_every=1),
     "the target as draft model": draft_model,
     "another draft model": lambda: draft_model(salt=1),
+    "suffix, else a draft model": lambda: FirstOf(SuffixDrafter(2, 2), draft_model(salt=1)),
 }
-DETERMINISTIC = ["none", "n-gram", "always right", "sometimes right", "always wrong"]
+DETERMINISTIC = [name for name in DRAFTERS if "draft model" not in name]
 
 prompts = st.lists(
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), min_size=1, max_size=9
@@ -138,13 +144,14 @@ def test_seeded_output_depends_on_neither_batch_nor_deterministic_drafts(
         assert request.output_ids == plain_output(prompt, request.params, 25)
 
 
-def test_seeded_output_with_a_draft_model_is_the_same_alone_and_in_a_batch() -> None:
+@pytest.mark.parametrize("name", ["another draft model", "suffix, else a draft model"])
+def test_seeded_output_with_a_draft_model_is_the_same_alone_and_in_a_batch(name: str) -> None:
     prompts = [[1, 2, 3], [5], list(range(12)) * 2, [7, 7, 7, 7], [2, 9], [4]]
 
     def outputs(groups: list[list[int]]) -> list[list[int]]:
         found: dict[int, list[int]] = {}
         for group in groups:
-            loop = SpeculativeLoop(HashEngine(), draft_model(salt=1), 3, [EOS])
+            loop = SpeculativeLoop(HashEngine(), DRAFTERS[name](), 3, [EOS])
             requests = [make_request(prompts[i], 30, temperature=1.0, seed=i) for i in group]
             run(loop, requests)
             found |= {i: r.output_ids for i, r in zip(group, requests, strict=True)}
