@@ -42,7 +42,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 @click.option("--num-prompts", default=104)
 @click.option("-n", "--num-tokens", default=32)
 @click.option("--slots", default=8)
-@click.option("--method", "methods", multiple=True, type=click.Choice(["ngram", "draft"]))
+@click.option("--method", "methods", multiple=True, type=click.Choice(["ngram", "suffix", "draft"]))
 @click.option("-k", "ks", multiple=True, type=int, help="Draft lengths  [default: 1 to 8].")
 def main(
     bundle: Path,

@@ -15,6 +15,7 @@ from specexport.errors import ConfigError, EngineError
 from specexport.export.manifest import GraphSpec
 
 _KINDS = ("key", "value")
+_STATES = ("hidden_states", "recycled_states")  # a target's output, a head's
 
 
 class OrtRunner:
@@ -103,11 +104,11 @@ class OrtRunner:
 
     def _bind_hidden_states(self, binding: Any, step: StepInput) -> NDArray[np.float32] | None:  # noqa: ANN401 - onnxruntime has no types
         """A target's taps are [batch, query, W], a head's own state [num_logits, H]."""
-        if self._hidden_shape is None:
+        if self._states is None:
             return None
-        *leading, width = self._hidden_shape
+        *leading, width = self._states.shape
         num_rows = (len(step.logits_indices),) if len(leading) == 1 else step.input_ids.shape
-        return self._output(binding, "hidden_states", *num_rows, int(width))
+        return self._output(binding, self._states.name, *num_rows, int(width))
 
     def _output(self, binding: Any, name: str, *shape: int) -> NDArray[np.float32]:  # noqa: ANN401 - onnxruntime has no types
         """An output in a buffer that is kept, and grows when it must."""

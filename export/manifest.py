@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from specexport.errors import BundleError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
@@ -96,11 +96,63 @@ class NgramMethod(_Frozen):
     min_ngram: int = Field(default=2, ge=1)
 
 
+class SuffixMethod(_Frozen):
+    """Draft the continuation of the longest suffix that occurred earlier, the longer the more."""
+
+    kind: Literal["suffix"] = "suffix"
+    num_speculative_tokens: int = Field(default=8, ge=1)
+    min_match: int = Field(default=1, ge=1, description="shortest match that counts")
+    factor: int = Field(default=2, ge=1, description="draft tokens for each token of the match")
+    store_tokens: int = Field(
+        default=0, ge=0, description="tokens kept of earlier requests' outputs, matched too"
+    )
+
+
+class StaticTreeSpec(_Frozen):
+    """Drafts are trees of one shape."""
+
+    kind: Literal["static"] = "static"
+    choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    """Each node's path from the text: the rank of every token on it, 0 the likeliest."""
+
+
+class DynamicTreeSpec(_Frozen):
+    """Drafts are trees of the paths that the drafter finds likeliest (EAGLE-2)."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    depth: int = Field(default=5, ge=1, le=64, description="levels of drafted tokens")
+    top_k: int = Field(default=4, ge=1, le=64, description="paths followed, and children of each")
+    num_nodes: int = Field(default=12, ge=1, le=1024, description="nodes verified")
+
+
+TreeSpec = Annotated[StaticTreeSpec | DynamicTreeSpec, Field(discriminator="kind")]
+
+
 class DraftMethod(_Frozen):
     """Draft with a smaller model that shares the target's tokenizer."""
 
     kind: Literal["draft"] = "draft"
     num_speculative_tokens: int = Field(default=4, ge=1)
+    tree: TreeSpec | None = None
+    """None: a chain."""
+
+
+class HeadMethod(_Frozen):
+    """Draft with a head that reads the target's hidden states: EAGLE-1/2, EAGLE-3 or MTP."""
+
+    kind: Literal["eagle", "eagle3", "mtp"]
+    num_speculative_tokens: int = Field(default=4, ge=1)
+    tree: TreeSpec | None = None
+    """None: a chain."""
+
+
+class MedusaMethod(_Frozen):
+    """Draft with Medusa's heads, one for each of the next positions."""
+
+    kind: Literal["medusa"] = "medusa"
+    num_speculative_tokens: int = Field(default=4, ge=1)
+    tree: StaticTreeSpec | None = None
+    """None: a chain."""
 
 
 class NoMethod(_Frozen):
@@ -110,7 +162,38 @@ class NoMethod(_Frozen):
     num_speculative_tokens: Literal[0] = 0
 
 
-Method = Annotated[NgramMethod | DraftMethod | NoMethod, Field(discriminator="kind")]
+LookupMethod = Annotated[NgramMethod | SuffixMethod, Field(discriminator="kind")]
+Method = Annotated[
+    NgramMethod | SuffixMethod | DraftMethod | HeadMethod | MedusaMethod | NoMethod,
+    Field(discriminator="kind"),
+]
+
+
+class LosslessAcceptance(_Frozen):
+    """Rejection sampling: the output has exactly the target's distribution."""
+
+    kind: Literal["lossless"] = "lossless"
+
+
+class TypicalAcceptance(_Frozen):
+    """LOSSY. Medusa's: keep a token above `min(epsilon, delta * exp(-entropy))`."""
+
+    kind: Literal["typical"] = "typical"
+    epsilon: float = Field(default=0.09, gt=0, le=1)
+    delta: float = Field(default=0.3, gt=0)
+
+
+class TopAcceptance(_Frozen):
+    """LOSSY. Relaxed: keep one of the target's `n` likeliest, at most `delta` below the first."""
+
+    kind: Literal["top"] = "top"
+    n: int = Field(default=3, ge=1)
+    delta: float = Field(default=0.6, ge=0, le=1)
+
+
+Acceptance = Annotated[
+    LosslessAcceptance | TypicalAcceptance | TopAcceptance, Field(discriminator="kind")
+]
 
 
 class FileEntry(_Frozen):
@@ -137,7 +220,11 @@ class Manifest(_Frozen):
     schema_version: int = SCHEMA_VERSION
     target: GraphSpec
     draft: GraphSpec | None = None
+    head: HeadSpec | None = None
     method: Method
+    lookup: LookupMethod | None = None
+    """Asked first; the method drafts where it finds nothing."""
+    acceptance: Acceptance = LosslessAcceptance()
     eos_token_ids: tuple[int, ...]
     provenance: Provenance
     files: dict[str, FileEntry]
@@ -149,14 +236,33 @@ class Manifest(_Frozen):
             parts = PurePosixPath(name).parts
             if not parts or name.startswith("/") or ".." in parts or len(name) > 200:
                 raise ValueError(f"{name[:80]!r} is no path inside the bundle")
-        for spec in (self.target, self.draft):
-            if spec is not None:
-                for name in (spec.path, str(PurePosixPath(spec.path).with_suffix(".weights"))):
-                    if name not in self.files:
-                        raise ValueError(f"{name} is not among its files")
-        if TOKENIZER_NAME not in self.files:
-            raise ValueError(f"{TOKENIZER_NAME} is not among its files")
+        for name in (*self._graph_files(), TOKENIZER_NAME):
+            if name not in self.files:
+                raise ValueError(f"{name} is not among its files")
         return self
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        """What the method needs is there."""
+        head = self.head
+        found = {
+            "draft": self.draft,
+            "medusa": head and head.medusa,
+            **dict.fromkeys(("eagle", "eagle3", "mtp"), head and head.step),
+        }
+        if self.method.kind in found and found[self.method.kind] is None:
+            raise ValueError(f"method {self.method.kind} lacks its graph")
+        return self
+
+    def _graph_files(self) -> Iterator[str]:
+        head = self.head
+        graphs = (head.step, head.fuse, head.medusa) if head else ()
+        for spec in (self.target, self.draft, *graphs):
+            if spec is not None:
+                yield spec.path
+                yield str(PurePosixPath(spec.path).with_suffix(".weights"))
+        if head and head.token_map:
+            yield head.token_map
 
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` into `bundle`."""

@@ -2,75 +2,209 @@
 
 from pathlib import Path
 
-from specexport.engines.ort import OrtRunner
+import numpy as np
+from numpy.typing import NDArray
+
+from specexport.engines.ort import OrtFunction, OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
-from specexport.export.manifest import Manifest, NgramMethod
+from specexport.export.manifest import (
+    DraftMethod,
+    DynamicTreeSpec,
+    GraphSpec,
+    HeadMethod,
+    HeadSpec,
+    LookupMethod,
+    Manifest,
+    MedusaMethod,
+    Method,
+    NgramMethod,
+    NoMethod,
+    StaticTreeSpec,
+    SuffixMethod,
+)
 from specexport.runtime.drafters.base import Drafter, NoDrafter
+from specexport.runtime.drafters.first_of import FirstOf
+from specexport.runtime.drafters.medusa import MedusaDrafter
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
-from specexport.runtime.growth import StaticTree, TokenMap
+from specexport.runtime.drafters.suffix import SuffixDrafter
+from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
 from specexport.runtime.loop import SpeculativeLoop
 from specexport.runtime.options import EngineOptions
+
+_LOOKUPS: dict[str, type[NgramMethod | SuffixMethod]] = {
+    "ngram": NgramMethod,
+    "suffix": SuffixMethod,
+}
 
 
 def load_loop(
     bundle: Path, manifest: Manifest, options: EngineOptions, max_length: int
 ) -> SpeculativeLoop:
     """Load target and drafter; raises `ConfigError` where the options do not fit the bundle."""
-    k = _num_speculative_tokens(manifest, options)
+    method, lookup = _method(bundle, manifest, options), _lookup(manifest, options)
+    k = _depth(method, lookup, options)
+    grower = _grower(method, k)
+    max_nodes = max(k, grower.max_nodes if grower else 0)
     profile = Profile(
         max_slots=options.max_slots,
         max_length=max_length,
-        max_query=max(options.prefill_chunk, k + 1),
+        # A tree's levels are written one after another, beside other rows' padding.
+        max_query=max(options.prefill_chunk, 2 * (max_nodes + 1)),
         num_threads=options.num_threads,
     )
     target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
     try:
-        drafter = _load_drafter(bundle, manifest, options, profile, k) if k else NoDrafter()
+        drafter = _Loader(bundle, manifest, profile, grower).drafter(method, lookup if k else None)
     except BaseException:
         target.close()
         raise
-    return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids)
+    acceptance = options.acceptance or manifest.acceptance
+    return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids, max_nodes, acceptance)
 
 
-def _num_speculative_tokens(manifest: Manifest, options: EngineOptions) -> int:
-    if options.method == "none":
+def _method(bundle: Path, manifest: Manifest, options: EngineOptions) -> Method:
+    """The bundle's method, or the one that is asked for and needs nothing built."""
+    kind, own = options.method, manifest.method
+    if kind == "none" or options.num_speculative_tokens == 0:
         if options.num_speculative_tokens:
             raise ConfigError(
                 f"method is none, but num_speculative_tokens is {options.num_speculative_tokens}. "
                 "Leave one of them out."
             )
+        return NoMethod()
+    if kind is None or kind == own.kind:
+        if options.tree is None:
+            return own
+        if isinstance(own, DraftMethod | HeadMethod) or (
+            isinstance(own, MedusaMethod) and isinstance(options.tree, StaticTreeSpec)
+        ):
+            return own.model_copy(update={"tree": options.tree})
+        raise ConfigError(
+            f"Method {own.kind} drafts no {options.tree.kind} tree. Leave the tree out"
+            f"{', or give a static one' if isinstance(own, MedusaMethod) else ''}."
+        )
+    if kind in _LOOKUPS and options.tree is None:
+        return _LOOKUPS[kind]()
+    if kind in _LOOKUPS:
+        raise ConfigError(f"Method {kind} drafts no trees. Leave the tree out.")
+    how = "--draft MODEL" if kind == "draft" else f"--method {kind} --head PATH"
+    what = "draft model" if kind == "draft" else f"{kind} head"
+    raise ConfigError(
+        f"{bundle} has no {what}. Build it with {how}, or use method ngram or suffix, which need "
+        "nothing built."
+    )
+
+
+def _lookup(manifest: Manifest, options: EngineOptions) -> LookupMethod | None:
+    if options.lookup is None:
+        same = options.method in (None, manifest.method.kind)
+        return manifest.lookup if same else None
+    if options.lookup == "none":
+        return None
+    own = manifest.lookup
+    return own if own and own.kind == options.lookup else _LOOKUPS[options.lookup]()
+
+
+def _depth(method: Method, lookup: LookupMethod | None, options: EngineOptions) -> int:
+    """The draft length limit K."""
+    if isinstance(method, NoMethod):
+        if options.method != "none" and options.num_speculative_tokens:
+            raise ConfigError(
+                "The bundle was built without a drafting method, so num_speculative_tokens has no "
+                "effect. Choose method ngram or suffix, which need nothing built."
+            )
         return 0
     if options.num_speculative_tokens is not None:
         return options.num_speculative_tokens
-    if options.method == "ngram" and manifest.method.kind != "ngram":
-        return NgramMethod().num_speculative_tokens
-    return manifest.method.num_speculative_tokens
+    tree = getattr(method, "tree", None)
+    own = _grow(tree).depth if tree else method.num_speculative_tokens
+    return max(own, lookup.num_speculative_tokens) if lookup else own
 
 
-def _load_drafter(
-    bundle: Path, manifest: Manifest, options: EngineOptions, profile: Profile, k: int
-) -> Drafter:
-    kind = options.method or manifest.method.kind
-    if kind == "draft":
-        if manifest.draft is None:
+def _grower(method: Method, k: int) -> StaticTree | DynamicTree | None:
+    if not isinstance(method, DraftMethod | HeadMethod | MedusaMethod):
+        return None
+    return _grow(method.tree) if method.tree else StaticTree.chain(k)
+
+
+def _grow(tree: StaticTreeSpec | DynamicTreeSpec) -> StaticTree | DynamicTree:
+    if isinstance(tree, StaticTreeSpec):
+        return StaticTree(tree.choices)
+    return DynamicTree(tree.depth, tree.top_k, tree.num_nodes)
+
+
+class _Loader:
+    """Opens the graphs of a bundle's drafter."""
+
+    def __init__(
+        self, bundle: Path, manifest: Manifest, profile: Profile, grower: Grower | None
+    ) -> None:
+        self._bundle, self._manifest = bundle, manifest
+        self._profile, self._grower = profile, grower
+
+    def drafter(self, method: Method, lookup: LookupMethod | None) -> Drafter:
+        """The method's drafter, after the lookup where there is one."""
+        own = self._own(method)
+        return FirstOf(self._own(lookup), own) if lookup else own
+
+    def _own(self, method: Method) -> Drafter:
+        if isinstance(method, NgramMethod):
+            return NgramDrafter(method.min_ngram, method.max_ngram)
+        if isinstance(method, SuffixMethod):
+            return SuffixDrafter(method.min_match, method.factor, method.store_tokens)
+        if isinstance(method, NoMethod):
+            return NoDrafter()
+        assert self._grower is not None
+        manifest = self._manifest
+        if isinstance(method, DraftMethod):
+            assert manifest.draft is not None
+            shared = TokenMap(min(manifest.target.vocab_size, manifest.draft.vocab_size))
+            return ModelDrafter(self._runner(manifest.draft), self._grower, shared)
+        assert manifest.head is not None
+        if isinstance(method, MedusaMethod):
+            return self._medusa(manifest.head)
+        return self._head(manifest.head)
+
+    def _head(self, head: HeadSpec) -> Drafter:
+        assert head.step is not None
+        assert self._grower is not None
+        target_ids = self._token_map(head)
+        size = head.step.vocab_size if target_ids is None else len(target_ids)
+        token_map = TokenMap(size, target_ids)
+        fuse = OrtFunction(self._bundle / head.fuse.path, self._threads) if head.fuse else None
+        runner = self._runner(head.step)
+        return ModelDrafter(runner, self._grower, token_map, is_head=True, fuse=fuse)
+
+    def _medusa(self, head: HeadSpec) -> Drafter:
+        assert head.medusa is not None
+        assert isinstance(self._grower, StaticTree)
+        num_heads = head.medusa.outputs[0].shape[1]
+        assert isinstance(num_heads, int)
+        if self._grower.depth > num_heads:
             raise ConfigError(
-                f"{bundle} has no draft model. Build it with --draft MODEL, or use method ngram."
+                f"Drafts of {self._grower.depth} tokens were asked for, but there are {num_heads} "
+                f"Medusa heads, one for each position. Ask for at most {num_heads}."
             )
+        return MedusaDrafter(
+            OrtFunction(self._bundle / head.medusa.path, self._threads), self._grower
+        )
+
+    @property
+    def _threads(self) -> int:
+        return self._profile.num_threads
+
+    def _runner(self, spec: GraphSpec) -> OrtRunner:
         own = Profile(
-            max_slots=profile.max_slots,
-            max_length=min(profile.max_length, manifest.draft.max_length),
-            max_query=profile.max_query,
-            num_threads=profile.num_threads,
+            max_slots=self._profile.max_slots,
+            max_length=min(self._profile.max_length, spec.max_length),
+            max_query=self._profile.max_query,
+            num_threads=self._threads,
         )
-        runner = OrtRunner(bundle / manifest.draft.path, manifest.draft, own)
-        shared = TokenMap(min(manifest.target.vocab_size, manifest.draft.vocab_size))
-        return ModelDrafter(runner, StaticTree.chain(k), shared)
-    if kind == "none":
-        raise ConfigError(
-            f"{bundle} was built without a drafting method, so num_speculative_tokens has no "
-            "effect. Choose method ngram, which needs nothing built."
-        )
-    method = manifest.method if isinstance(manifest.method, NgramMethod) else NgramMethod()
-    return NgramDrafter(method.min_ngram, method.max_ngram)
+        return OrtRunner(self._bundle / spec.path, spec, own)
+
+    def _token_map(self, head: HeadSpec) -> NDArray[np.int64] | None:
+        if head.token_map is None:
+            return None
+        return np.asarray(np.load(self._bundle / head.token_map), dtype=np.int64)

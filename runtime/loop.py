@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from specexport.engines.step import StepOutput, StepRunner
 from specexport.errors import SpecExportError
+from specexport.export.manifest import Acceptance, LosslessAcceptance
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.distribution import Distribution, to_distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
+from specexport.runtime.lossy import verify_lossy
 from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.scheduler import Scheduler
 from specexport.runtime.stats import AcceptanceStats, EngineStats
@@ -41,11 +43,13 @@ class SpeculativeLoop:
         num_speculative_tokens: int,
         eos_token_ids: Collection[int],
         max_nodes: int | None = None,
+        acceptance: Acceptance = LosslessAcceptance(),
     ) -> None:
         """`num_speculative_tokens` is the limit K of a draft's depth; 0 decodes plainly.
 
         `max_nodes` is the most nodes of a tree; None: drafts are chains.
         """
+        self._acceptance_rule = acceptance
         self._target, self._drafter = target, drafter
         self._num_speculative_tokens = num_speculative_tokens
         self._max_nodes = num_speculative_tokens if max_nodes is None else max_nodes
@@ -104,6 +108,7 @@ class SpeculativeLoop:
             draft_time_s=self._draft_time_s,
             target_time_s=self._target.run_time_s,
             total_time_s=self._total_time_s,
+            is_lossless=isinstance(self._acceptance_rule, LosslessAcceptance),
             engine_time_s=self._target.run_time_s + self._drafter.engine_time_s,
         )
 
@@ -179,10 +184,17 @@ class SpeculativeLoop:
         return results
 
     def _verify(self, request: Request, draft: Draft, output: StepOutput, start: int) -> Verdict:
-        def target_at(node: int) -> Distribution:  # the text's own logits come first
-            return to_distribution(output.logits[start + 1 + node], request.params)
+        def logits_at(node: int) -> NDArray[np.float32]:
+            logits: NDArray[np.float32] = output.logits[start + 1 + node]  # the text's come first
+            return logits
 
-        return verify(draft, target_at, request.params.seed, len(request.token_ids))
+        def target_at(node: int) -> Distribution:
+            return to_distribution(logits_at(node), request.params)
+
+        rule, position = self._acceptance_rule, len(request.token_ids)
+        if isinstance(rule, LosslessAcceptance):
+            return verify(draft, target_at, request.params.seed, position)
+        return verify_lossy(rule, draft, logits_at, request.params, position)
 
     def _append(self, request: Request, draft: Draft, verdict: Verdict) -> NewTokens:
         """Add the verdict's tokens up to an end-of-sequence token or the limit."""

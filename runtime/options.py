@@ -4,8 +4,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from specexport.errors import ConfigError
+from specexport.export.manifest import (
+    DynamicTreeSpec,
+    LosslessAcceptance,
+    StaticTreeSpec,
+    TopAcceptance,
+    TypicalAcceptance,
+)
 
-MethodName = Literal["none", "ngram", "draft"]
+MethodName = Literal["none", "ngram", "suffix", "draft", "medusa", "eagle", "eagle3", "mtp"]
+LookupName = Literal["none", "ngram", "suffix"]
 _RANGES = {
     "max_slots": (1, 4096),
     "prefill_chunk": (1, 65536),
@@ -24,6 +32,11 @@ class EngineOptions:
     max_length: int | None = None
     """Prompt plus output tokens of a request."""
     method: MethodName | None = None
+    lookup: LookupName | None = None
+    """Asked first; the method drafts where it finds nothing."""
+    tree: StaticTreeSpec | DynamicTreeSpec | None = None
+    acceptance: LosslessAcceptance | TypicalAcceptance | TopAcceptance | None = None
+    """All but the lossless one change the output's distribution."""
     num_speculative_tokens: int | None = None
     """Draft length limit K; 0 decodes plainly."""
     prefill_chunk: int = 256
@@ -42,7 +55,6 @@ class EngineOptions:
                 raise ConfigError(
                     f"{name} is {value!r}; it must be a whole number from {least} to {most}."
                 )
-        if self.method not in (None, *get_args(MethodName)):
-            raise ConfigError(
-                f"method is {self.method!r}; it must be one of {', '.join(get_args(MethodName))}."
-            )
+        for name, names in (("method", get_args(MethodName)), ("lookup", get_args(LookupName))):
+            if (value := getattr(self, name)) not in (None, *names):
+                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(names)}.")

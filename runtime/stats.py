@@ -102,6 +102,8 @@ class EngineStats:
     """Inside the inference library, running the target."""
     total_time_s: float
     """All of `step`."""
+    is_lossless: bool
+    """False: lossy acceptance was asked for, and outputs are not the target's distribution."""
     engine_time_s: float
     """Inside the inference library, target and draft model."""
 

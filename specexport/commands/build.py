@@ -10,8 +10,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from specexport.commands.common import console
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod, Manifest, Method, NgramMethod, NoMethod
+from specexport.export.manifest import (
+    DraftMethod,
+    Manifest,
+    Method,
+    NgramMethod,
+    NoMethod,
+    SuffixMethod,
+)
 
+_Kind = Literal["ngram", "suffix", "draft", "none"]
 _EXAMPLES = """\b
 Examples:
   specexport build HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2
@@ -31,13 +39,20 @@ Examples:
 )
 @click.option(
     "--method",
-    type=click.Choice(["ngram", "draft", "none"]),
+    type=click.Choice(["ngram", "suffix", "draft", "none"]),
     help="How to draft  [default: draft with --draft, else ngram].",
 )
 @click.option("--draft", metavar="MODEL", help="Smaller model with the same tokenizer.")
 @click.option("-k", "--num-speculative-tokens", type=click.IntRange(1), help="Draft length.")
 @click.option("--max-ngram", type=click.IntRange(1), help="Longest n-gram looked up.")
 @click.option("--min-ngram", type=click.IntRange(1), help="Shortest n-gram looked up.")
+@click.option("--min-match", type=click.IntRange(1), help="Shortest suffix match that counts.")
+@click.option("--factor", type=click.IntRange(1), help="Draft tokens a token of a suffix match.")
+@click.option(
+    "--store-tokens",
+    type=click.IntRange(0),
+    help="Output tokens of earlier requests that suffixes are matched with  [default: 0].",
+)
 @click.option(
     "--weights",
     "weight_type",
@@ -54,11 +69,14 @@ Examples:
 def command(
     model: str,
     output: Path,
-    method: Literal["ngram", "draft", "none"] | None,
+    method: _Kind | None,
     draft: str | None,
     num_speculative_tokens: int | None,
     max_ngram: int | None,
     min_ngram: int | None,
+    min_match: int | None,
+    factor: int | None,
+    store_tokens: int | None,
     weight_type: Literal["fp32", "fp16", "bf16"] | None,
     max_length: int | None,
     overwrite: bool,
@@ -73,6 +91,9 @@ def command(
         "num_speculative_tokens": num_speculative_tokens,
         "max_ngram": max_ngram,
         "min_ngram": min_ngram,
+        "min_match": min_match,
+        "factor": factor,
+        "store_tokens": store_tokens,
     }
     options = BuildOptions(
         method=_method(kind, {key: value for key, value in given.items() if value is not None}),
@@ -100,10 +121,11 @@ def command(
         _summarise(output, manifest)
 
 
-def _method(kind: Literal["ngram", "draft", "none"], values: dict[str, int]) -> Method:
+def _method(kind: _Kind, values: dict[str, int]) -> Method:
     """The method with the given values; an option of another method is refused."""
-    types: dict[str, type[NgramMethod | DraftMethod | NoMethod]] = {
+    types: dict[_Kind, type[NgramMethod | SuffixMethod | DraftMethod | NoMethod]] = {
         "ngram": NgramMethod,
+        "suffix": SuffixMethod,
         "draft": DraftMethod,
         "none": NoMethod,
     }

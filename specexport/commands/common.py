@@ -39,7 +39,7 @@ def engine_options(function: F) -> F:
         ),
         click.option(
             "--method",
-            type=click.Choice(["none", "ngram", "draft"]),
+            type=click.Choice(["none", "ngram", "suffix", "draft"]),
             help="How to draft  [default: the bundle's].",
         ),
     ):

@@ -58,6 +58,21 @@ def test_build_and_inspect_tell_what_was_made(tiny_checkpoint: Path, tmp_path: P
         assert word in text
 
 
+def test_suffix_drafting_is_built_with_its_options(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    options = ("--min-match", "2", "--factor", "3", "--store-tokens", "500")
+    built = succeed(
+        "build", tiny_checkpoint, "-o", bundle, "--method", "suffix", *options, "--json"
+    )
+    method = {"num_speculative_tokens": 8, "min_match": 2, "factor": 3, "store_tokens": 500}
+    assert json.loads(built.stdout)["method"] == {"kind": "suffix", **method}
+    repeated = ("to be or not to be, to be or", "-n", "20", "--json")
+    plain = json.loads(succeed("generate", bundle, *repeated, "--method", "none").stdout)
+    found = json.loads(succeed("generate", bundle, *repeated).stdout)
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["stats"]["drafts"] > 0
+
+
 def test_build_prints_the_manifest_as_json(tiny_checkpoint: Path, tmp_path: Path) -> None:
     built = succeed("build", tiny_checkpoint, "-o", tmp_path / "b", "--method", "none", "--json")
     assert json.loads(built.stdout)["method"]["kind"] == "none"
@@ -181,6 +196,7 @@ def test_doctor_says_what_works(tmp_path: Path) -> None:
         (("build", "{checkpoint}", "-o", "x", "--method", "draft"), "needs a draft model"),
         (("build", "{checkpoint}", "-o", "x", "--method", "none", "-k", "2"), "no meaning"),
         (("build", "{checkpoint}", "-o", "x", "--min-ngram", "5"), "above --max-ngram"),
+        (("build", "{checkpoint}", "-o", "x", "--min-match", "2"), "no meaning for method ngram"),
         (("build", "{checkpoint}"), "Missing option '-o'"),
         (("generate", "nowhere", "hi"), "not a directory"),
         (("generate", "{bundle}", ""), "prompt is empty"),

@@ -76,7 +76,9 @@ def plain(bundle: Path) -> list[tuple[int, ...]]:
     return outputs(bundle, real_prompts(), method="none")
 
 
-@pytest.mark.parametrize(("method", "num_prompts"), [("ngram", NUM_PROMPTS), ("draft", 24)])
+@pytest.mark.parametrize(
+    ("method", "num_prompts"), [("ngram", NUM_PROMPTS), ("suffix", 24), ("draft", 24)]
+)
 def test_greedy_with_speculation_equals_plain_on_real_prompts(
     method: str, num_prompts: int, bundle: Path, plain: list[tuple[int, ...]]
 ) -> None:
@@ -131,7 +133,12 @@ def test_sampled_outputs_follow_pytorchs_distribution(
 
 
 @pytest.mark.parametrize(
-    ("method", "floors"), [("ngram", [0.6, 0.5, 0.4, 0.3]), ("draft", [0.7, 0.5, 0.4, 0.3])]
+    ("method", "floors"),
+    [
+        ("ngram", [0.6, 0.5, 0.4, 0.3]),
+        ("suffix", [0.4, 0.3, 0.2, 0.2]),  # a match of one token counts; its draft has two
+        ("draft", [0.7, 0.5, 0.4, 0.3]),
+    ],
 )
 def test_acceptance_has_a_floor_at_each_position(
     method: Any, floors: list[float], bundle: Path

@@ -41,7 +41,7 @@ def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("k", range(9))
-@pytest.mark.parametrize("method", ["ngram", "draft"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
 def test_greedy_equals_transformers(draft_bundle: Path, method: Any, k: int) -> None:
     options = EngineOptions(method=method, num_speculative_tokens=k, max_slots=3, prefill_chunk=16)
     with Engine(draft_bundle, options) as engine:
@@ -153,7 +153,7 @@ def test_a_bad_sampling_value_is_refused(values: dict[str, Any], message: str) -
         ({"max_slots": 0}, "max_slots is 0; it must be a whole number from 1"),
         ({"max_length": 9999}, "built for 256"),
         ({"method": "draft"}, "has no draft model"),
-        ({"method": "medusa"}, "method is 'medusa'; it must be one of none, ngram, draft"),
+        ({"method": "medusa"}, "method is 'medusa'; it must be one of none, ngram, suffix, draft"),
         ({"num_speculative_tokens": 10**6}, "from 0 to 256"),
         ({"num_threads": 10**12}, "num_threads is 1000000000000"),
         ({"max_slots": 1.5}, "max_slots is 1.5"),

@@ -13,9 +13,11 @@ from specexport.engines.step import Profile
 from specexport.runtime.distribution import to_distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, NoDrafter
+from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.medusa import MedusaDrafter
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
+from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
 from specexport.runtime.loop import SpeculativeLoop
 from specexport.runtime.params import SamplingParams
@@ -162,11 +164,16 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "the target as draft model, dynamic tree": lambda: draft_model(tree="dynamic tree"),
     "none": NoDrafter,
     "n-gram": lambda: NgramDrafter(1, 3),
+    "suffix": lambda: SuffixDrafter(1, 2),
+    "suffix with a store": lambda: SuffixDrafter(1, 4, store_tokens=60),
+    "suffix, else always right": lambda: FirstOf(SuffixDrafter(2, 2), Oracle()),
     "always right": Oracle,
     "sometimes right": lambda: Oracle(wrong_every=3),
     "always wrong": lambda: Oracle(wrong_every=1),
     "the target as draft model": draft_model,
     "another draft model": lambda: draft_model(salt=1),
+    "suffix, else a head": lambda: FirstOf(SuffixDrafter(2, 2), head("tree", salt=1)),
+    "suffix, else a draft model": lambda: FirstOf(SuffixDrafter(2, 2), draft_model(salt=1)),
 }
 DETERMINISTIC = [
     "head, dynamic tree",
@@ -174,6 +181,9 @@ DETERMINISTIC = [
     "the target as draft model, dynamic tree",
     "none",
     "n-gram",
+    "suffix",
+    "suffix with a store",
+    "suffix, else always right",
     "always right",
     "sometimes right",
     "always wrong",

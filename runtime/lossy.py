@@ -1,0 +1,59 @@
+"""LOSSY acceptance, for those who ask for it: faster, and no longer the target's distribution.
+
+Sources: typical acceptance, Medusa (arXiv 2401.10774, section 2.3.1), after locally typical
+sampling (2202.00666); relaxed acceptance as for reasoning models in TensorRT-LLM.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specexport.export.manifest import TopAcceptance, TypicalAcceptance
+from specexport.runtime.distribution import to_distribution
+from specexport.runtime.draft import Draft
+from specexport.runtime.params import SamplingParams
+from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.tree import ROOT
+from specexport.runtime.verify import Verdict
+
+Logits = NDArray[np.float32]  # [V]
+LogitsAt = Callable[[int], Logits]
+"""The target's logits after a node of the draft, or after the text (`ROOT`)."""
+
+
+def verify_lossy(
+    rule: TypicalAcceptance | TopAcceptance,
+    draft: Draft,
+    logits_at: LogitsAt,
+    params: SamplingParams,
+    position: int,
+) -> Verdict:
+    """Accept the longest path of tokens that the rule lets pass; end with a token of the target.
+
+    `position` is the index in the text of the first drafted token.
+    """
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+        if parent in paths and _passes(rule, logits_at(parent), params, token_id):
+            paths[node] = (*paths[parent], node)
+    path = max(paths.values(), key=len)  # of equally long ones the first
+    last = path[-1] if path else ROOT
+    number = uniform(params.seed, position + len(path), Purpose.OUTPUT)
+    token_id = to_distribution(logits_at(last), params).sample(number)
+    return Verdict((*(draft.token_ids[node] for node in path), token_id), path)
+
+
+def _passes(
+    rule: TypicalAcceptance | TopAcceptance, logits: Logits, params: SamplingParams, token_id: int
+) -> bool:
+    if isinstance(rule, TypicalAcceptance):
+        distribution = to_distribution(logits, params)
+        probs = distribution.probs[distribution.probs > 0]
+        entropy = float(-(probs * np.log(probs)).sum())
+        return distribution.prob(token_id) > min(rule.epsilon, rule.delta * math.exp(-entropy))
+    num_better = int((logits > logits[token_id]).sum())
+    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
+    gap = (1.0 - weights[token_id]) / weights.sum()
+    return num_better < rule.n and bool(gap <= rule.delta)
