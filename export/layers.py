@@ -154,8 +154,13 @@ def gated_mlp(
     hidden, intermediate = sizes
     gate = linear(g, x, f"{name}.gate_proj", (hidden, intermediate), bias=bias)
     up = linear(g, x, f"{name}.up_proj", (hidden, intermediate), bias=bias)
-    silu = g.op("Mul", gate, g.op("Sigmoid", gate))
-    return linear(g, g.op("Mul", silu, up), f"{name}.down_proj", (intermediate, hidden), bias=bias)
+    inner = g.op("Mul", silu(g, gate), up)
+    return linear(g, inner, f"{name}.down_proj", (intermediate, hidden), bias=bias)
+
+
+def silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    """`x * sigmoid(x)`."""
+    return g.op("Mul", x, g.op("Sigmoid", x))
 
 
 @dataclass(frozen=True, slots=True)
