@@ -99,19 +99,25 @@ def _layer(
 ) -> tuple[ir.Value, CachePair]:
     """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
     size, eps = config.hidden_size, config.norm_eps
-    shape = AttentionShape(
-        hidden_size=size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        norm_eps=eps,
-        qkv_bias=config.qkv_bias,
-        output_bias=config.output_bias,
-        qk_norm=config.qk_norm,
-    )
+    shape = attention_shape(config)
     normed = rms_norm(g, x, f"{name}.input_layernorm", size, eps)
     attended, present = attention(g, normed, f"{name}.self_attn", shape, step, past)
     h = g.op("Add", x, attended)
     normed = rms_norm(g, h, f"{name}.post_attention_layernorm", size, eps)
     sizes = (size, config.intermediate_size)
     return g.op("Add", h, gated_mlp(g, normed, f"{name}.mlp", sizes, bias=config.mlp_bias)), present
+
+
+def attention_shape(config: DecoderConfig, input_size: int | None = None) -> AttentionShape:
+    """The attention of `config`; its input is `input_size` wide, or as wide as its output."""
+    return AttentionShape(
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        qk_norm=config.qk_norm,
+        input_size=input_size,
+    )
