@@ -21,20 +21,16 @@ from specexport.export.heads.eagle3_layouts import Eagle3Layout, read_layout
 from specexport.export.heads.eagle_layers import LayerInput, eagle_layers
 from specexport.export.heads.head_checkpoint import HeadCheckpoint
 from specexport.export.heads.head_config import read_head_config
-from specexport.export.heads.names import EMBEDDING, FC, FC_BIAS, LM_HEAD, rename_eagle
+from specexport.export.heads.names import FC, FC_BIAS, rename_eagle
 from specexport.export.heads.plan import HeadGraphs, HeadPlan, RenamedTensors
 from specexport.export.heads.step_graph import StepOutputs, close_step_graph, step_inputs
 from specexport.export.heads.taps import read_taps
-from specexport.export.heads.vocabulary import (
-    TokenMap,
-    check_mask,
-    check_token_map,
-    token_map_from_offsets,
-)
+from specexport.export.heads.token_map import read_token_map
 from specexport.export.heads.vocabulary_weights import (
     check_embedding,
     embedding_table,
-    target_lm_head,
+    num_outputs,
+    output_matrix,
 )
 from specexport.export.layers import (
     GraphBuilder,
@@ -101,17 +97,9 @@ class _Eagle3:
         x, presents = eagle_layers(g, self.config, first, inputs)
         rows = wanted_rows(g, x, size, inputs.logits_indices)
         last = rms_norm(g, rows, "norm", size, eps)
-        logits = lm_head(g, last, self._output_matrix(g))
+        logits = lm_head(g, last, output_matrix(g, self.config, self.tensors, self.target))
         recycled = last if self.layout.norm_output else rows
         return close_step_graph(g, self.config, inputs, StepOutputs(logits, recycled, presents))
-
-    def _output_matrix(self, g: GraphBuilder) -> ir.Value:  # [V_draft, H]
-        """As `_num_outputs` counts its rows."""
-        if self._has(LM_HEAD):
-            return g.matrix(LM_HEAD, self.config.vocab_size, self.config.hidden_size)
-        if _is_tied(self.config, self.tensors):
-            return embedding_table(g, self.tensors, self.config.hidden_size)
-        return target_lm_head(g, self.target)
 
     def _has(self, name: str) -> bool:
         return name in self.tensors.renamed
@@ -132,8 +120,10 @@ def plan_eagle3(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
     _check_fc(tensors, len(taps), target)
     config = read_head_config(layout.layers, tensors.renamed, "eagle3", target.vocab_size)
     check_embedding(tensors, config.hidden_size, target)
-    config = replace(config, vocab_size=_num_outputs(config, layout, tensors, target))
-    token_map = _token_map(head, maps, config.vocab_size, target.vocab_size)
+    config = replace(
+        config, vocab_size=num_outputs(config, layout.draft_vocab_size, tensors, target)
+    )
+    token_map = read_token_map(head, maps, config.vocab_size, target.vocab_size)
     eagle3 = _Eagle3(layout, config, target, tensors, len(taps))
     return HeadPlan(layout.name, taps, tensors, eagle3.build, token_map)
 
@@ -148,57 +138,3 @@ def _check_fc(tensors: RenamedTensors, num_taps: int, target: DecoderConfig) -> 
             f"target of hidden_size {target.hidden_size} have {num_taps * target.hidden_size} "
             "numbers. Is the head of this target?"
         )
-
-
-def _num_outputs(
-    config: DecoderConfig, layout: Eagle3Layout, tensors: RenamedTensors, target: DecoderConfig
-) -> int:
-    """V_draft: rows of the head's own output matrix, of its tied embedding or of the target's."""
-    stated = layout.draft_vocab_size
-    if LM_HEAD in tensors.renamed:
-        rows = tensors.shape(LM_HEAD)[0]
-        if stated not in (None, rows):
-            raise CheckpointError(
-                f"{tensors.source}: config.json says draft_vocab_size {stated}, but "
-                f"{tensors.renamed[LM_HEAD]} has {rows} rows. Restore the published files."
-            )
-        return rows
-    if _is_tied(config, tensors):
-        return tensors.shape(EMBEDDING)[0]
-    if stated not in (None, target.vocab_size) or config.hidden_size != target.hidden_size:
-        raise CheckpointError(
-            f"{tensors.source} has no output matrix ('lm_head.weight'), and the target's "
-            f"[{target.vocab_size}, {target.hidden_size}] does not fit its "
-            f"[{stated or target.vocab_size}, {config.hidden_size}]. Is the file complete?"
-        )
-    return target.vocab_size
-
-
-def _is_tied(config: DecoderConfig, tensors: RenamedTensors) -> bool:
-    """config.json ties the output to an embedding that the head has itself."""
-    return config.tied_embeddings and EMBEDDING in tensors.renamed
-
-
-def _token_map(
-    head: HeadCheckpoint, maps: dict[str, str], num_outputs: int, target_vocab_size: int
-) -> TokenMap | None:
-    """From `d2t`, checked against `t2d`; None where draft ids are the target's."""
-    if "d2t" not in maps:
-        if num_outputs != target_vocab_size:
-            raise CheckpointError(
-                f"{head.source} predicts {num_outputs} tokens of the target's {target_vocab_size}, "
-                "but lacks the tensor 'd2t', which says which. Is the file complete?"
-            )
-        return None
-    d2t = head.indices(maps["d2t"])
-    if len(d2t) != num_outputs:
-        raise CheckpointError(
-            f"{head.source}: d2t has {len(d2t)} entries, the output matrix {num_outputs} rows. "
-            "Download it again."
-        )
-    token_map = token_map_from_offsets(d2t)
-    check_token_map(token_map, target_vocab_size, f"{head.source}: d2t")
-    if "t2d" in maps:
-        check_mask(token_map, head.indices(maps["t2d"]), head.source)
-    is_identity = num_outputs == target_vocab_size and not d2t.any()
-    return None if is_identity else token_map

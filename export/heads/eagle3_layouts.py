@@ -45,7 +45,8 @@ def read_layout(config: Config, files: Collection[str], source: str) -> Eagle3La
     _refuse_variants(config, files, source)
     nested = config.get("transformer_layer_config")
     is_speculators = isinstance(nested, dict)
-    layers: Config = nested if isinstance(nested, dict) else config
+    names = {"architectures": config.get("architectures")}
+    layers: Config = {**nested, **names} if isinstance(nested, dict) else config
     return Eagle3Layout(
         producer=_producer(config, files),
         layers=layers,

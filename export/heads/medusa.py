@@ -18,7 +18,7 @@ from specexport.export.graph_io import DecoderGraph, close_graph, graph_input, g
 from specexport.export.heads.check import check_head_tensors
 from specexport.export.heads.head_checkpoint import HeadCheckpoint
 from specexport.export.heads.plan import HeadGraphs, HeadPlan, RenamedTensors
-from specexport.export.heads.vocabulary import TokenMap, check_token_map
+from specexport.export.heads.token_map import TokenMap, check_token_map
 from specexport.export.heads.vocabulary_weights import target_lm_head
 from specexport.export.layers import GraphBuilder, linear, lm_head, silu
 from specexport.export.manifest import FINAL_NORM, WeightType
