@@ -12,8 +12,9 @@ import onnx_ir as ir
 from specexport.errors import CheckpointError, ConfigError
 from specexport.export.checkpoint import Checkpoint, open_checkpoint
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import EMBEDDING, LM_HEAD, DecoderGraph, build_decoder
+from specexport.export.decoder import EMBEDDING, LM_HEAD, build_decoder
 from specexport.export.families import read_config
+from specexport.export.graph_io import DecoderGraph
 from specexport.export.manifest import (
     DraftMethod,
     FileEntry,

@@ -16,11 +16,20 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from specexport.export.config import DecoderConfig
+from specexport.export.graph_io import (
+    CachePair,
+    DecoderGraph,
+    cache_inputs,
+    cache_outputs,
+    close_graph,
+    graph_input,
+    graph_output,
+    step_values,
+)
 from specexport.export.layers import (
     AttentionShape,
     GraphBuilder,
@@ -33,19 +42,9 @@ from specexport.export.layers import (
     wanted_rows,
 )
 from specexport.export.manifest import FINAL_NORM, Tap, WeightType
-from specexport.export.rope import rotary_tables
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
-_IR_VERSION = 11
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderGraph:
-    """The graph without weight data, and the recipes that produce the data."""
-
-    model: ir.Model
-    builder: GraphBuilder
 
 
 def build_decoder(
@@ -56,10 +55,10 @@ def build_decoder(
     `hidden_states` joins the residual stream after the layers that `taps` name, in their order.
     """
     g = GraphBuilder(weight_type)
-    input_ids = _input("input_ids", ir.DataType.INT64, "batch", "query")
-    logits_indices = _input("logits_indices", ir.DataType.INT64, "num_logits")
-    step = _step_values(g, config, max_length)
-    pasts = [_cache_pair("past_key_values", i, config) for i in range(config.num_layers)]
+    input_ids = graph_input("input_ids", ir.DataType.INT64, "batch", "query")
+    logits_indices = graph_input("logits_indices", ir.DataType.INT64, "num_logits")
+    step = step_values(g, config, max_length)
+    pasts = cache_inputs(config)
 
     vocabulary = (config.vocab_size, config.hidden_size)
     hidden = embedding(g, input_ids, g.matrix(EMBEDDING, *vocabulary))
@@ -74,14 +73,11 @@ def build_decoder(
     weight = g.matrix(EMBEDDING if config.tied_embeddings else LM_HEAD, *vocabulary)
     logits = lm_head(g, wanted_rows(g, hidden, config.hidden_size, logits_indices), weight)
 
-    outputs = [_output(logits, "logits", "num_logits", config.vocab_size)]
+    outputs = [graph_output(logits, "logits", "num_logits", config.vocab_size)]
     if taps:
         tapped = g.op("Concat", *(streams[tap] for tap in taps), axis=-1)
         width = len(taps) * config.hidden_size
-        outputs.append(_output(tapped, "hidden_states", "batch", "query", width))
-    for i, pair in enumerate(presents):
-        for value, kind in zip(pair, ("key", "value"), strict=True):
-            outputs.append(_output(value, f"present.{i}.{kind}", *_cache_shape(config)))
+        outputs.append(graph_output(tapped, "hidden_states", "batch", "query", width))
     inputs = [
         input_ids,
         step.position_ids,
@@ -90,8 +86,7 @@ def build_decoder(
         logits_indices,
         *(value for pair in pasts for value in pair),
     ]
-    model = ir.Model(g.graph(inputs, outputs), ir_version=_IR_VERSION, producer_name="specexport")
-    return DecoderGraph(model, g)
+    return close_graph(g, inputs, [*outputs, *cache_outputs(config, presents)])
 
 
 def _layer(
@@ -100,20 +95,11 @@ def _layer(
     name: str,
     x: ir.Value,
     step: StepValues,
-    past: tuple[ir.Value, ir.Value],
-) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
+    past: CachePair,
+) -> tuple[ir.Value, CachePair]:
     """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
     size, eps = config.hidden_size, config.norm_eps
-    shape = AttentionShape(
-        hidden_size=size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        norm_eps=eps,
-        qkv_bias=config.qkv_bias,
-        output_bias=config.output_bias,
-        qk_norm=config.qk_norm,
-    )
+    shape = attention_shape(config)
     normed = rms_norm(g, x, f"{name}.input_layernorm", size, eps)
     attended, present = attention(g, normed, f"{name}.self_attn", shape, step, past)
     h = g.op("Add", x, attended)
@@ -122,36 +108,16 @@ def _layer(
     return g.op("Add", h, gated_mlp(g, normed, f"{name}.mlp", sizes, bias=config.mlp_bias)), present
 
 
-def _step_values(g: GraphBuilder, config: DecoderConfig, max_length: int) -> StepValues:
-    mask = _input("attention_mask", ir.DataType.BOOL, "batch", 1, "query", "valid_length")
-    cos, sin = rotary_tables(config.rope, config.head_dim, max_length)
-    return StepValues(
-        position_ids=_input("position_ids", ir.DataType.INT64, "batch", "query"),
-        write_indices=_input("write_indices", ir.DataType.INT64, "batch"),
-        attention_mask=mask,
-        valid_length=g.op("Shape", mask, start=3, end=4),
-        cos=g.table("rotary.cos", cos),
-        sin=g.table("rotary.sin", sin),
+def attention_shape(config: DecoderConfig, input_size: int | None = None) -> AttentionShape:
+    """The attention of `config`; its input is `input_size` wide, or as wide as its output."""
+    return AttentionShape(
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        qk_norm=config.qk_norm,
+        input_size=input_size,
     )
-
-
-def _cache_shape(config: DecoderConfig) -> tuple[str | int, ...]:
-    return ("batch", config.num_kv_heads, "cache_length", config.head_dim)
-
-
-def _cache_pair(prefix: str, layer: int, config: DecoderConfig) -> tuple[ir.Value, ir.Value]:
-    shape = _cache_shape(config)
-    return (
-        _input(f"{prefix}.{layer}.key", ir.DataType.FLOAT, *shape),
-        _input(f"{prefix}.{layer}.value", ir.DataType.FLOAT, *shape),
-    )
-
-
-def _input(name: str, dtype: ir.DataType, *shape: str | int) -> ir.Value:
-    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-
-
-def _output(value: ir.Value, name: str, *shape: str | int) -> ir.Value:
-    value.name, value.shape = name, ir.Shape(shape)
-    value.type = ir.TensorType(ir.DataType.FLOAT)
-    return value

@@ -131,11 +131,12 @@ def read_config(config: Config) -> DecoderConfig:
         tied_embeddings=values.tie_word_embeddings,
         **family.features(values),
     )
-    _check_heads(decoder)
+    check_head_sizes(decoder)
     return decoder
 
 
-def _check_heads(decoder: DecoderConfig) -> None:
+def check_head_sizes(decoder: DecoderConfig) -> None:
+    """Raise `CheckpointError` for attention heads that fit neither each other nor the RoPE."""
     factors = decoder.rope.frequency_factors
     if decoder.num_heads % decoder.num_kv_heads or decoder.head_dim % 2 or decoder.head_dim < 4:
         raise CheckpointError(

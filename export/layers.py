@@ -154,8 +154,13 @@ def gated_mlp(
     hidden, intermediate = sizes
     gate = linear(g, x, f"{name}.gate_proj", (hidden, intermediate), bias=bias)
     up = linear(g, x, f"{name}.up_proj", (hidden, intermediate), bias=bias)
-    silu = g.op("Mul", gate, g.op("Sigmoid", gate))
-    return linear(g, g.op("Mul", silu, up), f"{name}.down_proj", (intermediate, hidden), bias=bias)
+    inner = g.op("Mul", silu(g, gate), up)
+    return linear(g, inner, f"{name}.down_proj", (intermediate, hidden), bias=bias)
+
+
+def silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    """`x * sigmoid(x)`."""
+    return g.op("Mul", x, g.op("Sigmoid", x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +187,13 @@ class AttentionShape:
     qkv_bias: bool
     output_bias: bool
     qk_norm: bool
+    input_size: int | None = None
+    """Width of the input; None: hidden_size, which is that of the output in any case."""
 
 
 def attention(
     g: GraphBuilder,
-    x: ir.Value,  # [B, Q, H]
+    x: ir.Value,  # [B, Q, input_size]
     name: str,
     shape: AttentionShape,
     step: StepValues,
@@ -219,8 +226,8 @@ def attention(
 def _heads(
     g: GraphBuilder, x: ir.Value, name: str, shape: AttentionShape, num_heads: int
 ) -> ir.Value:
-    """Project and split: [B, Q, H] -> [B, heads, Q, D]."""
-    sizes = (shape.hidden_size, num_heads * shape.head_dim)
+    """Project and split: [B, Q, input_size] -> [B, heads, Q, D]."""
+    sizes = (shape.input_size or shape.hidden_size, num_heads * shape.head_dim)
     y = linear(g, x, name, sizes, bias=shape.qkv_bias)
     y = g.op("Reshape", y, g.ints(0, 0, num_heads, shape.head_dim))
     return g.op("Transpose", y, perm=[0, 2, 1, 3])

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import TensorSource, as_dtype
-from specexport.export.decoder import DecoderGraph
+from specexport.export.graph_io import DecoderGraph
 from specexport.export.layers import DATA_TYPES, Weight
 from specexport.export.manifest import FileEntry
 

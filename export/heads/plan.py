@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor, TensorSource
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import DecoderGraph
+from specexport.export.graph_io import DecoderGraph
 from specexport.export.layers import GraphBuilder
 from specexport.export.manifest import Tap, WeightType
 
@@ -20,7 +20,7 @@ class HeadGraphs:
 
     step: DecoderGraph | None = None
     """EAGLE, MTP: one draft step with a cache of its own; the inputs of a decoder plus
-    hidden_states [B, Q, H], the outputs logits [N, V] and hidden_states [N, H] (recycled)."""
+    hidden_states [B, Q, H], the outputs logits [N, V] and recycled_states [N, H]."""
     step_config: DecoderConfig | None = None
     """Goes with `step`: its own layers, vocabulary and head sizes."""
     fuse: DecoderGraph | None = None
