@@ -93,6 +93,7 @@ FAMILIES: dict[str, Family] = {
         _mistral_features,
     ),
     "Qwen2ForCausalLM": Family("qwen2", {**_COMMON, **_QWEN}, _qwen2_features),
+    "MiMoForCausalLM": Family("mimo", {**_COMMON, **_QWEN}, _qwen2_features),
     "Qwen3ForCausalLM": Family("qwen3", {**_COMMON, **_QWEN, "head_dim": 128}, _qwen3_features),
 }
 
