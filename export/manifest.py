@@ -52,6 +52,13 @@ class GraphSpec(_Frozen):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    @property
+    def cache_kinds(self) -> tuple[str, ...]:
+        """Names of a layer's cache tensors: key and value, or key alone."""
+        prefix = "past_key_values.0."
+        names = (tensor.name for tensor in self.inputs)
+        return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
 
 class NgramMethod(_Frozen):
     """Draft the continuation of the latest earlier occurrence of the last n tokens."""
