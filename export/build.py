@@ -155,7 +155,7 @@ class _Part:
     def spec(self) -> GraphSpec:
         """What the manifest says of the graph."""
         config, graph = self.config, self.graph.model.graph
-        weights = self.graph.builder.weights.values()
+        sources = {w.source: w.shape for w in self.graph.builder.weights.values()}
         return GraphSpec(
             path=f"{self.role}/model.onnx",
             family=config.family,
@@ -169,7 +169,7 @@ class _Part:
             sliding_window=config.sliding_window,
             weight_type=self.weight_type,
             is_rounded=self.weight_type not in ("fp32", _own_weight_type(self.checkpoint)),
-            num_parameters=sum(_product(weight.shape) for weight in weights),
+            num_parameters=sum(_product(shape) for shape in sources.values()),
             inputs=tuple(_tensor_spec(value) for value in graph.inputs),
             outputs=tuple(_tensor_spec(value) for value in graph.outputs),
         )

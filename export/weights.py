@@ -98,7 +98,10 @@ def _arrays(
 
 def _read(weight: Weight, checkpoint: TensorSource) -> np.ndarray[Any, Any]:
     tensor = as_dtype(checkpoint.tensor(weight.source), weight.weight_type, weight.source)
-    return np.ascontiguousarray(tensor.T if weight.transpose else tensor)
+    if (rows := weight.head_rows) is not None:
+        blocks = tensor.reshape(rows.num_heads, -1, *tensor.shape[1:])
+        tensor = blocks[:, rows.start : rows.stop]
+    return np.ascontiguousarray(np.swapaxes(tensor, -1, -2) if weight.transpose else tensor)
 
 
 def _write(

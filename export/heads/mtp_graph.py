@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import EMBEDDING, LM_HEAD
-from specexport.export.decoder import _layer as decoder_layer
+from specexport.export.decoder import EMBEDDING, LM_HEAD, Layer, decoder_layer
 from specexport.export.heads.mtp_layouts import (
     BLOCK,
     EMBEDDING_NORM,
@@ -51,7 +50,7 @@ class MtpHead:
         g = GraphBuilder(weight_type, lender)
         inputs = step_inputs(g, self.config, max_length)
         x = self._fused(g, inputs)
-        y, present = decoder_layer(g, self.config, BLOCK, x, inputs.step, inputs.pasts[0])
+        y, present = decoder_layer(g, self.config, Layer(BLOCK, 0), x, inputs.step, inputs.pasts[0])
         rows = wanted_rows(g, y, self.config.hidden_size, inputs.logits_indices)
         normed = self._final_norm(g, rows)
         outputs = StepOutputs(

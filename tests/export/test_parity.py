@@ -22,6 +22,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+MLA_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -48,6 +49,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3, biases, wide heads": ("qwen3", {"attention_bias": True, "head_dim": 32}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3_moe, one plain layer, unnormalised": (
+        "qwen3_moe",
+        {"num_hidden_layers": 3, "mlp_only_layers": [1], "attention_bias": True},
+    ),
+    "qwen3_moe, every second layer, windowed": (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 8},
+    ),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3, yarn, unranked queries, biases": (
+        "deepseek_v3",
+        {"rope_parameters": MLA_YARN, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "deepseek_v3, halves rotated, no groups, unnormalised": (
+        "deepseek_v3",
+        {"rope_interleave": False, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe, biases, no qk norm, two shared": (
+        "glm4_moe",
+        {"attention_bias": True, "use_qk_norm": False, "n_shared_experts": 2},
+    ),
+    "mimo": ("mimo", {"hidden_size": 64}),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5, biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "ernie4_5_moe, biases, every second layer": (
+        "ernie4_5_moe",
+        {"use_bias": True, "moe_layer_interval": 2, "moe_layer_start_index": 0},
+    ),
 }  # fmt: skip
 # fp32 on both sides; logits have a standard deviation near 1. The sums differ in order only.
 ATOL = 2e-5
