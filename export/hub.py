@@ -8,8 +8,11 @@ from specexport.errors import CheckpointError
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt"]
 
 
-def download(hub_id: str) -> Path:
-    """Local snapshot of `org/name[@revision]`; raises `CheckpointError` with the reason."""
+def download(hub_id: str, extra_patterns: tuple[str, ...] = ()) -> Path:
+    """Local snapshot of `org/name[@revision]`; raises `CheckpointError` with the reason.
+
+    `extra_patterns` name files to fetch besides config, safetensors and tokenizer.
+    """
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", hub_id):
         raise CheckpointError(
             f"{hub_id!r} is neither an existing path nor a hub id of the form org/name. "
@@ -24,8 +27,9 @@ def download(hub_id: str) -> Path:
     )
 
     repo_id, _, revision = hub_id.partition("@")
+    patterns = [*_FILES, *extra_patterns]
     try:
-        return Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=_FILES))
+        return Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=patterns))
     except GatedRepoError:
         reason = "the repository is gated: accept its terms on its page, then run `hf auth login`"
     except RepositoryNotFoundError:

@@ -9,6 +9,7 @@ from typing import Any
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor
+from specexport.export.shards import find_shards, read_json
 
 _DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _TOKENIZER_FILES = (
@@ -27,8 +28,8 @@ class HuggingFaceCheckpoint:
         self.path = path
         self.source = source
         self.notes: list[str] = []
-        self.config = _read_json(path / "config.json", required=True)
-        self.generation_config = _read_json(path / "generation_config.json")
+        self.config = read_json(path / "config.json", required=True)
+        self.generation_config = read_json(path / "generation_config.json")
         self._stack = ExitStack()
         self._files = self._open_shards()
 
@@ -106,12 +107,7 @@ class HuggingFaceCheckpoint:
         return files
 
     def _shard_paths(self) -> list[Path]:
-        if (single := self.path / "model.safetensors").is_file():
-            return [single]  # wins over an index, as in transformers
-        index_path = self.path / "model.safetensors.index.json"
-        if index := _read_json(index_path):
-            return self._indexed_shards(index_path, index.get("weight_map"))
-        if shards := sorted(self.path.glob("*.safetensors")):
+        if shards := find_shards(self.path, "model.safetensors", "*.safetensors"):
             return shards
         pickles = [p.name for p in self.path.glob("*.bin")]
         hint = (
@@ -120,15 +116,6 @@ class HuggingFaceCheckpoint:
             else "Is the download complete?"
         )
         raise CheckpointError(f"{self.path} holds no .safetensors file. {hint}")
-
-    def _indexed_shards(self, index_path: Path, weight_map: object) -> list[Path]:
-        names = weight_map.values() if isinstance(weight_map, dict) else ()
-        if not names or not all(isinstance(n, str) and Path(n).name == n for n in names):
-            raise CheckpointError(
-                f"{index_path} must map tensors to file names under 'weight_map'. "
-                "Download it again."
-            )
-        return [self.path / name for name in sorted(set(names))]
 
 
 def _add_missing_tokens(directory: Path) -> None:
@@ -155,20 +142,3 @@ def _add_missing_tokens(directory: Path) -> None:
             )
     if missing:
         tokenizer.save(str(directory / "tokenizer.json"))
-
-
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    if not path.is_file():
-        if required:
-            raise CheckpointError(
-                f"{path} is missing. Expected a Hugging Face directory with config.json, "
-                "*.safetensors and tokenizer files."
-            )
-        return {}
-    try:
-        value = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no valid JSON: {error}. Download it again.") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object; it holds {type(value).__name__}.")
-    return value

@@ -210,8 +210,12 @@ def gated_mlp(
 
 def gated(g: GraphBuilder, gate: ir.Value, up: ir.Value) -> ir.Value:
     """`silu(gate) * up`."""
-    silu = g.op("Mul", gate, g.op("Sigmoid", gate))
-    return g.op("Mul", silu, up)
+    return g.op("Mul", silu(g, gate), up)
+
+
+def silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
+    """`x * sigmoid(x)`."""
+    return g.op("Mul", x, g.op("Sigmoid", x))
 
 
 @dataclass(frozen=True, slots=True)
