@@ -5,17 +5,16 @@ of the MTP layer: transformers stores its tensors, here they get their published
 reference runs transformers' own module.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny import make_model, write_tokenizer
+from tests.tiny import edit_config, make_model, write_checkpoint
 
 NUM_LAYERS = 2
 Tensors = dict[str, torch.Tensor]
@@ -37,9 +36,8 @@ class Published:
     """Embedding and output matrix that are stored again."""
     hidden_first: bool = False
     reads_normed: bool = True
-    architecture: str | None = None
-    """Of config.json, with `model_type`, where transformers does not know the family."""
-    model_type: str | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of the target's config."""
 
 
 _DEEPSEEK: dict[str, Any] = {
@@ -49,25 +47,34 @@ _DEEPSEEK: dict[str, Any] = {
     "final_norm": "model.layers.2.shared_head.norm",
     "copies": ("model.layers.2.embed_tokens", "model.layers.2.shared_head.head"),
 }
-_MTP: dict[str, Any] = {
+_QWEN: dict[str, Any] = {
     "block": "mtp.layers.0",
     "norms": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"),
     "projection": "mtp.fc",
     "final_norm": "mtp.norm",
 }
 PUBLISHED = {
+    "deepseek_v3": Published(family="deepseek_v3", **_DEEPSEEK),
+    "glm4_moe": Published(family="glm4_moe", **_DEEPSEEK),
     "mimo": Published(
-        family="qwen2",
+        family="mimo",
         block="model.mtp_layers.0",
         norms=("model.mtp_layers.0.token_layernorm", "model.mtp_layers.0.hidden_layernorm"),
         projection="model.mtp_layers.0.input_proj",
         final_norm="model.mtp_layers.0.final_layernorm",
         hidden_first=True,
         reads_normed=False,
-        architecture="MiMoForCausalLM",
-        model_type="mimo",
     ),
-    "qwen3": Published(family="qwen3", **_MTP),
+    "qwen3": Published(family="qwen3", **_QWEN),
+    "qwen3_moe": Published(family="qwen3_moe", **_QWEN),
+    "ernie4_5_moe": Published(
+        family="ernie4_5_moe",
+        block="model.mtp_block.0",
+        norms=("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0"),
+        projection="model.mtp_linear_proj.0",
+        final_norm=None,
+        sizes={"moe_layer_end_index": NUM_LAYERS - 1},  # the MTP layer's MLP is dense
+    ),
 }
 
 
@@ -122,12 +129,13 @@ class MtpReference:
 def write_mtp_checkpoint(path: Path, kind: str, **overrides: Any) -> MtpReference:
     """Write a checkpoint of `kind` under its published names."""
     published = PUBLISHED[kind]
-    model = make_model(published.family, num_hidden_layers=NUM_LAYERS + 1, **overrides)
-    model.save_pretrained(path)
-    write_tokenizer(path)
+    sizes = {"num_hidden_layers": NUM_LAYERS + 1, **published.sizes, **overrides}
+    write_checkpoint(path, published.family, **sizes)
+    model = make_model(published.family, **sizes)
     own = _own_weights(model, published)
     _edit_tensors(path, lambda tensors: _publish(tensors, own, published))
-    _edit_config(path, published)
+    # As published, the MTP layer does not count.
+    edit_config(path, num_hidden_layers=NUM_LAYERS, num_nextn_predict_layers=1)
     model.config.num_hidden_layers = NUM_LAYERS  # transformers runs as many of its layers
     return MtpReference(model, published, own)
 
@@ -182,16 +190,3 @@ def _edit_tensors(path: Path, edit: Callable[[Tensors], Tensors]) -> None:
     file = path / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     save_file(edit(tensors), file, metadata={"format": "pt"})
-
-
-def _edit_config(path: Path, published: Published) -> None:
-    """Say one layer less, as published: the MTP layer does not count."""
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    config |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
-    if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:NUM_LAYERS]
-    if published.architecture is not None:
-        config["architectures"] = [published.architecture]
-        config["model_type"] = published.model_type
-    file.write_text(json.dumps(config))

@@ -16,40 +16,54 @@ with the target's embedding and output matrix. Where loaders disagree, the choic
   undoes the scale but not the weights of the norm before it. So y goes through `final_norm` where
   the target's state did, and does not for MiMo.
 - **Ernie-4.5 has no final norm of its own**: training and Baidu's own runtime use the target's.
-- **Position 0 is like any other.** Some loaders zero e(t[1]) there. That belongs to an alignment in
-  which row i holds t[i], whose first row has no hidden state; no training code does it.
+- **Position 0 is like any other.** Some loaders zero e(t[1]) there. That fits an alignment in which
+  row i holds t[i], whose first row has no hidden state; no training code does it.
+
+Norm weights are used as they are: Qwen3-Next stores them less 1, but its recurrent layers are
+refused, and the Qwen3 and Qwen3-MoE targets whose MTP layer has its names do not.
 """
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from specexport.export.manifest import FINAL_NORM, Tap
 
-INPUT_PROJ, EMBEDDING_NORM, HIDDEN_NORM = "input_proj", "embedding_norm", "hidden_norm"
-BLOCK, OWN_FINAL_NORM = "layers.0", "final_norm"
-OWN_EMBEDDING, OWN_LM_HEAD = "embed_tokens", "lm_head"
+
+@dataclass(frozen=True, slots=True)
+class MtpNames:
+    """The checkpoint's modules; `{i}` stands for the layer's number."""
+
+    embedding_norm: str
+    hidden_norm: str
+    input_proj: str
+    block: str
+    """The decoder layer."""
+    final_norm: str | None
+    """None: the target's serves."""
+    embedding: str | None = None
+    """Where a copy of the target's embedding may lie."""
+    lm_head: str | None = None
+    """Where a copy of the target's output matrix may lie."""
+
+    def numbered(self, layer: int) -> "MtpNames":
+        """The names of one layer."""
+        return MtpNames(*(name and name.format(i=layer) for name in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class MtpLayout:
-    """One way to name and arrange an MTP layer; `{i}` in a name is the layer's number."""
+    """One way to name and arrange an MTP layer."""
 
     name: str
     """For people."""
-    modules: dict[str, str]
-    """The checkpoint's modules → the names in the graph."""
-    first_layer_after_target: bool = False
+    names: MtpNames
+    follows_target: bool = False
     """Layers are numbered on from the target's, instead of from 0."""
     hidden_first: bool = False
     """The hidden state goes before the embedding into the input projection."""
     reads_normed: bool = True
     """Reads, and recycles, hidden states after a final norm instead of before it."""
-
-    @property
-    def has_final_norm(self) -> bool:
-        """False where the target's final norm serves."""
-        return OWN_FINAL_NORM in self.modules.values()
 
     def tap(self, num_target_layers: int) -> Tap:
         """The hidden state of the target that the layer reads."""
@@ -57,71 +71,56 @@ class MtpLayout:
 
     def layers(self, names: Iterable[str], num_target_layers: int) -> list[int]:
         """Numbers of the MTP layers of this layout among a checkpoint's tensors."""
-        block = next(module for module, renamed in self.modules.items() if renamed == BLOCK)
-        pattern = re.compile(block.replace(".", r"\.").format(i=r"(\d+)") + r"\.")
-        found = {int(match.group(1)) for name in names if (match := pattern.match(name))}
-        first = num_target_layers if self.first_layer_after_target else 0
+        pattern = re.compile(re.escape(self.names.block).replace(r"\{i\}", r"(\d+)") + r"\.")
+        found = {int(match[1]) for name in names if (match := pattern.match(name))}
+        first = num_target_layers if self.follows_target else 0
         return sorted(number for number in found if number >= first)
-
-    def checkpoint_name(self, graph_name: str, layer: int) -> str:
-        """The checkpoint's name of a tensor that the graph of MTP layer `layer` calls for."""
-        for module, renamed in self.modules.items():
-            if graph_name.startswith(f"{renamed}."):
-                return module.format(i=layer) + graph_name.removeprefix(renamed)
-        raise KeyError(graph_name)
 
 
 LAYOUTS = (
     MtpLayout(
-        name="MTP, DeepSeek-V3 and GLM-4.5 layout",
-        modules={
-            "model.layers.{i}.enorm": EMBEDDING_NORM,
-            "model.layers.{i}.hnorm": HIDDEN_NORM,
-            "model.layers.{i}.eh_proj": INPUT_PROJ,
-            "model.layers.{i}.shared_head.norm": OWN_FINAL_NORM,
-            "model.layers.{i}.shared_head.head": OWN_LM_HEAD,
-            "model.layers.{i}.embed_tokens": OWN_EMBEDDING,
-            "model.layers.{i}": BLOCK,
-        },
-        first_layer_after_target=True,
+        "MTP, DeepSeek-V3 and GLM-4.5 layout",
+        MtpNames(
+            embedding_norm="model.layers.{i}.enorm",
+            hidden_norm="model.layers.{i}.hnorm",
+            input_proj="model.layers.{i}.eh_proj",
+            block="model.layers.{i}",
+            final_norm="model.layers.{i}.shared_head.norm",
+            embedding="model.layers.{i}.embed_tokens",
+            lm_head="model.layers.{i}.shared_head.head",
+        ),
+        follows_target=True,
     ),
     MtpLayout(
-        name="MTP, MiMo layout",
-        modules={
-            "model.mtp_layers.{i}.token_layernorm": EMBEDDING_NORM,
-            "model.mtp_layers.{i}.hidden_layernorm": HIDDEN_NORM,
-            "model.mtp_layers.{i}.input_proj": INPUT_PROJ,
-            "model.mtp_layers.{i}.final_layernorm": OWN_FINAL_NORM,
-            "model.mtp_layers.{i}": BLOCK,
-        },
+        "MTP, MiMo layout",
+        MtpNames(
+            embedding_norm="model.mtp_layers.{i}.token_layernorm",
+            hidden_norm="model.mtp_layers.{i}.hidden_layernorm",
+            input_proj="model.mtp_layers.{i}.input_proj",
+            block="model.mtp_layers.{i}",
+            final_norm="model.mtp_layers.{i}.final_layernorm",
+        ),
         hidden_first=True,
         reads_normed=False,
     ),
     MtpLayout(
-        name="MTP, Qwen3-Next layout",
-        modules={
-            "mtp.pre_fc_norm_embedding": EMBEDDING_NORM,
-            "mtp.pre_fc_norm_hidden": HIDDEN_NORM,
-            "mtp.fc": INPUT_PROJ,
-            "mtp.norm": OWN_FINAL_NORM,
-            "mtp.layers.{i}": BLOCK,
-        },
+        "MTP, Qwen3-Next layout",
+        MtpNames(
+            embedding_norm="mtp.pre_fc_norm_embedding",
+            hidden_norm="mtp.pre_fc_norm_hidden",
+            input_proj="mtp.fc",
+            block="mtp.layers.{i}",
+            final_norm="mtp.norm",
+        ),
     ),
     MtpLayout(
-        name="MTP, Ernie-4.5 layout",
-        modules={
-            "model.mtp_emb_norm.{i}": EMBEDDING_NORM,
-            "model.mtp_hidden_norm.{i}": HIDDEN_NORM,
-            "model.mtp_linear_proj.{i}": INPUT_PROJ,
-            "model.mtp_block.{i}": BLOCK,
-        },
+        "MTP, Ernie-4.5 layout",
+        MtpNames(
+            embedding_norm="model.mtp_emb_norm.{i}",
+            hidden_norm="model.mtp_hidden_norm.{i}",
+            input_proj="model.mtp_linear_proj.{i}",
+            block="model.mtp_block.{i}",
+            final_norm=None,
+        ),
     ),
 )
-
-
-def is_mtp_tensor(name: str, num_target_layers: int) -> bool:
-    """Whether a target's checkpoint holds this tensor for its MTP layers."""
-    layer = re.match(r"model\.layers\.(\d+)\.", name)
-    if layer is not None:
-        return int(layer.group(1)) >= num_target_layers
-    return name.startswith(("mtp.", "model.mtp_"))
