@@ -13,6 +13,7 @@ from typing import Any
 from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig, MlaConfig, MoeConfig
 from specexport.export.config_values import ConfigValues, check_values
+from specexport.export.fp8 import read_block_size
 from specexport.export.mla_config import read_mla
 from specexport.export.moe_config import read_deepseek_moe, read_ernie_moe, read_qwen3_moe
 from specexport.export.rope_config import read_rope
@@ -221,12 +222,7 @@ def read_config(config: Config) -> DecoderConfig:
     Raises `CheckpointError` for an unknown architecture, a bad value or an unsupported feature.
     """
     architecture, family = _find_family(config)
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise CheckpointError(
-            f"The checkpoint is quantized ({method or 'by an unknown method'}). "
-            "Give the unquantized checkpoint."
-        )
+    read_block_size(config)
     config = {**family.defaults, **config}
     values = check_values(ConfigValues, config, "config.json")
     if values.hidden_act not in ("silu", "swish"):

@@ -26,6 +26,7 @@ from specexport.export.weights import write_weights
 from tests.head_runner import HeadRunner
 from tests.tiny import VOCAB_SIZE, edit_config, write_checkpoint
 from tests.tiny_mtp import (
+    NUM_LAYERS,
     PUBLISHED,
     MtpReference,
     replace_tensors,
