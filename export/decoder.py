@@ -125,17 +125,9 @@ def decoder_layer(
     return g.op("Add", h, _mlp(g, config, normed, layer)), present
 
 
-def _attention(
-    g: GraphBuilder,
-    config: DecoderConfig,
-    x: ir.Value,
-    name: str,
-    step: StepValues,
-    past: CachePair,
-) -> tuple[ir.Value, CachePair]:
-    if config.mla is not None:
-        return latent_attention(g, x, name, config, step, past)
-    shape = AttentionShape(
+def attention_shape(config: DecoderConfig, input_size: int | None = None) -> AttentionShape:
+    """The attention of `config`; its input is `input_size` wide, or as wide as its output."""
+    return AttentionShape(
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -146,8 +138,21 @@ def _attention(
         qk_norm=config.qk_norm,
         rotary_dim=config.rotary_dim,
         rope_interleaved=config.rope_interleaved,
+        input_size=input_size,
     )
-    return attention(g, x, name, shape, step, past)
+
+
+def _attention(
+    g: GraphBuilder,
+    config: DecoderConfig,
+    x: ir.Value,
+    name: str,
+    step: StepValues,
+    past: CachePair,
+) -> tuple[ir.Value, CachePair]:
+    if config.mla is not None:
+        return latent_attention(g, x, name, config, step, past)
+    return attention(g, x, name, attention_shape(config), step, past)
 
 
 def _mlp(g: GraphBuilder, config: DecoderConfig, x: ir.Value, layer: Layer) -> ir.Value:

@@ -252,25 +252,27 @@ def read_config(config: Config) -> DecoderConfig:
         moe=family.moe(config) if family.moe else None,
         **family.features(values),
     )
-    _check_heads(decoder)
-    _check_rotary(decoder, family)
+    _check_partial_rotary(decoder, family)
+    check_head_sizes(decoder)
     return decoder
 
 
-def _check_heads(decoder: DecoderConfig) -> None:
+def _check_partial_rotary(decoder: DecoderConfig, family: Family) -> None:
+    factor = decoder.rope.partial_rotary_factor
+    if factor != 1.0 and not family.partial_rotary:
+        raise CheckpointError(
+            f"partial_rotary_factor is {factor}; {decoder.architecture} is supported with 1.0 only."
+        )
+
+
+def check_head_sizes(decoder: DecoderConfig) -> None:
+    """Raise `CheckpointError` for attention heads that fit neither each other nor the RoPE."""
+    factors = decoder.rope.frequency_factors
     if decoder.num_heads % decoder.num_kv_heads or decoder.head_dim % 2 or decoder.head_dim < 4:
         raise CheckpointError(
             f"config.json has {decoder.num_heads} heads, {decoder.num_kv_heads} key-value heads "
             f"and head_dim {decoder.head_dim}: the first must be a multiple of the second and "
             "head_dim even and at least 4. The file is damaged or of another model."
-        )
-
-
-def _check_rotary(decoder: DecoderConfig, family: Family) -> None:
-    factor, factors = decoder.rope.partial_rotary_factor, decoder.rope.frequency_factors
-    if factor != 1.0 and not family.partial_rotary:
-        raise CheckpointError(
-            f"partial_rotary_factor is {factor}; {decoder.architecture} is supported with 1.0 only."
         )
     if decoder.rotary_dim < 2 or decoder.rotary_dim % 2:
         raise CheckpointError(

@@ -244,11 +244,13 @@ class AttentionShape:
     qk_norm: bool
     rotary_dim: int
     rope_interleaved: bool
+    input_size: int | None = None
+    """Width of the input; None: hidden_size, which is that of the output in any case."""
 
 
 def attention(
     g: GraphBuilder,
-    x: ir.Value,  # [B, Q, H]
+    x: ir.Value,  # [B, Q, input_size]
     name: str,
     shape: AttentionShape,
     step: StepValues,
@@ -282,8 +284,8 @@ def attention(
 def _heads(
     g: GraphBuilder, x: ir.Value, name: str, shape: AttentionShape, num_heads: int
 ) -> ir.Value:
-    """Project and split: [B, Q, H] -> [B, heads, Q, D]."""
-    sizes = (shape.hidden_size, num_heads * shape.head_dim)
+    """Project and split: [B, Q, input_size] -> [B, heads, Q, D]."""
+    sizes = (shape.input_size or shape.hidden_size, num_heads * shape.head_dim)
     return split_heads(g, linear(g, x, name, sizes, bias=shape.qkv_bias), num_heads, shape.head_dim)
 
 

@@ -51,13 +51,13 @@ class HeadCheckpoint:
             import ml_dtypes
             import torch
 
-            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         if dtype not in ("fp32", "fp16"):
             raise CheckpointError(
                 f"{name} is stored as {dtype}; expected float32, float16 or bfloat16. "
                 "Give the unquantized head."
             )
-        return tensor.numpy()  # type: ignore[no-any-return]
+        return tensor.numpy()
 
     def indices(self, name: str) -> NDArray[np.int64]:
         """Read one tensor of integers or of truth values (as 0 and 1), one-dimensional."""
@@ -128,7 +128,7 @@ def _load_safetensors(path: Path) -> "dict[str, torch.Tensor]":
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)  # type: ignore[no-any-return]
+        return dict(load_file(path))
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} is no whole safetensors file ({error}). Download it again."

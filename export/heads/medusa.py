@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import EMBEDDING, LM_HEAD
 from specexport.export.graph_io import DecoderGraph, close_graph, graph_input, graph_output
 from specexport.export.heads.check import check_head_tensors
 from specexport.export.heads.head_checkpoint import HeadCheckpoint
 from specexport.export.heads.plan import HeadGraphs, HeadPlan, RenamedTensors
-from specexport.export.heads.vocabulary import TokenMap, check_token_map
+from specexport.export.heads.token_map import TokenMap, check_token_map
+from specexport.export.heads.vocabulary_weights import target_lm_head
 from specexport.export.layers import GraphBuilder, linear, lm_head, silu
 from specexport.export.manifest import FINAL_NORM, WeightType
 
@@ -71,7 +71,7 @@ class _Medusa:
             y = linear(g, x, _block(head, block), (size, size), bias=self.has_bias)
             x = g.op("Add", x, silu(g, y))
         if output is None:
-            return lm_head(g, x, g.shared(EMBEDDING if self.target.tied_embeddings else LM_HEAD))
+            return lm_head(g, x, target_lm_head(g, self.target))
         return lm_head(g, x, g.matrix(output, self.vocab_size, size))
 
 
