@@ -119,7 +119,8 @@ class MtpReference:
                 position_embeddings=self.model.model.rotary_emb(x, positions),
             )[0]
             normed = self._norm(y, w["final_norm"])
-            return normed @ w["lm_head"].T, normed if self.published.reads_normed else y
+            logits = torch.nn.functional.linear(normed, w["lm_head"], self.model.lm_head.bias)
+            return logits, normed if self.published.reads_normed else y
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         eps = self.model.config.rms_norm_eps

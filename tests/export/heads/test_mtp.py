@@ -214,8 +214,14 @@ def test_copies_of_the_targets_matrices_are_optional(tmp_path: Path) -> None:
     assert (len(with_copies.notes), without.notes) == (2, ())
 
 
-def test_a_tied_embedding_serves_as_the_output_matrix_of_both(tmp_path: Path) -> None:
-    reference = write_mtp_checkpoint(tmp_path / "checkpoint", "qwen3", tie_word_embeddings=True)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("qwen3", {"tie_word_embeddings": True}), ("ernie4_5_moe", {"use_bias": True})],
+)
+def test_tied_embeddings_and_the_bias_of_the_output_matrix_are_the_targets_too(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = write_mtp_checkpoint(tmp_path / "checkpoint", kind, **options)
     head = export(tmp_path, reference).head()
     hidden = reference.target_states(PROMPT)
     logits, _ = reference.run(PROMPT, hidden)
