@@ -165,13 +165,14 @@ def attention(
     cos, sin = (table[0].double() for table in rotary(x.float()[None], positions[None]))
 
     def heads(kind: str) -> torch.Tensor:  # [heads, L, D]
-        y = linear(w, f"{name}.{kind}_proj", x).unflatten(-1, (-1, cos.shape[-1]))
+        y = linear(w, f"{name}.{kind}_proj", x).view(len(x), -1, cos.shape[-1])
         norm = w.get(f"{name}.{kind}_norm.weight")
         return (y if norm is None else rms_norm(y, norm)).transpose(0, 1)
 
     def rotate(y: torch.Tensor) -> torch.Tensor:
         a, b = y.chunk(2, dim=-1)
-        return y * cos + torch.cat((-b, a), dim=-1) * sin
+        rotated: torch.Tensor = y * cos + torch.cat((-b, a), dim=-1) * sin
+        return rotated
 
     query, key, value = rotate(heads("q")), rotate(heads("k")), heads("v")
     groups = len(query) // len(key)
@@ -235,11 +236,16 @@ class StepSession:
 
 
 def open_graph(graph: DecoderGraph, plan: HeadPlan, folder: Path, name: str) -> Any:
-    """Write a graph of a head with its weights, check it and load it."""
+    """Write a graph of a head with its weights into `folder` and load it."""
     write_weights(graph, plan.tensors, folder / f"{name}.weights")
-    path = folder / f"{name}.onnx"
+    return load_graph(graph, folder / f"{name}.onnx")
+
+
+def load_graph(graph: DecoderGraph, path: Path) -> Any:
+    """Save a graph whose weights are written, check it and load it."""
     ir.save(graph.model, path)
     onnx.checker.check_model(str(path), full_check=True)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
+    options.log_severity_level = 3  # caches fed and fetched are copied, which it warns of
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

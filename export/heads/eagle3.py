@@ -17,7 +17,7 @@ from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig
 from specexport.export.graph_io import DecoderGraph, close_graph, graph_input, graph_output
 from specexport.export.heads.check import check_head_tensors
-from specexport.export.heads.eagle3_layouts import Eagle3Layout, read_layout
+from specexport.export.heads.eagle3_layouts import Eagle3Layout, check_norms, read_layout
 from specexport.export.heads.eagle_layers import LayerInput, eagle_layers
 from specexport.export.heads.head_checkpoint import HeadCheckpoint
 from specexport.export.heads.head_config import read_head_config
@@ -116,6 +116,7 @@ def plan_eagle3(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
             f"{head.source} is no EAGLE-3 head: it holds no 'midlayer.hidden_norm.weight' (or "
             "'layers.0.hidden_norm.weight'). Use --method eagle for EAGLE-1 and EAGLE-2."
         )
+    check_norms(head.config, tensors.renamed, head.source)
     taps = read_taps(head.config, target.num_layers)
     _check_fc(tensors, len(taps), target)
     config = read_head_config(layout.layers, tensors.renamed, "eagle3", target.vocab_size)

@@ -57,6 +57,24 @@ def read_layout(config: Config, files: Collection[str], source: str) -> Eagle3La
     )
 
 
+def check_norms(config: Config, names: Collection[str], source: str) -> None:
+    """Raise `CheckpointError` where config.json says that the taps are normalised, but no norm is.
+
+    `names` are the graphs' names of the tensors.
+    """
+    nested = config.get("eagle_config")
+    both = {**config, **(nested if isinstance(nested, dict) else {})}
+    for key, needed in (
+        ("fc_norm", "fc_norm.0.weight"),
+        ("use_aux_norm", "fc_norm.0.weight"),
+        ("norm_before_fc", "input_norm.weight"),
+    ):
+        if _flag(both, key, default=False) and needed not in names:
+            raise CheckpointError(
+                f"config.json says {key}, but {source} holds no {needed!r}. Is the file complete?"
+            )
+
+
 def _producer(config: Config, files: Collection[str]) -> str:
     architectures = config.get("architectures") or []
     if "transformer_layer_config" in config:

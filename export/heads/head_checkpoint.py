@@ -145,12 +145,11 @@ def _load_pickle(path: Path) -> "dict[str, torch.Tensor]":
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is damaged, or a pickle that runs code when it is opened, which is never done "
-            f"here ({str(error).splitlines()[0]}). Give a file of tensors alone, such as "
-            "safetensors."
+            f"here ({_first_line(error)}). Give a file of tensors alone, such as safetensors."
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # a damaged pickle can raise nearly anything
         raise CheckpointError(
-            f"{path} is no whole PyTorch file ({str(error).splitlines()[0]}). Download it again."
+            f"{path} is no whole PyTorch file ({_first_line(error)}). Download it again."
         ) from None
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
@@ -160,3 +159,7 @@ def _load_pickle(path: Path) -> "dict[str, torch.Tensor]":
             "weights, not of an optimizer or a whole training state."
         )
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

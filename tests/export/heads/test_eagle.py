@@ -1,0 +1,236 @@
+"""EAGLE-1/2 heads step by step through the cache against the paper's equation."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specexport.errors import CheckpointError
+from specexport.export.heads.eagle import plan_eagle
+from specexport.export.heads.head_checkpoint import open_head
+from tests.heads_tiny import (
+    CAPACITY,
+    HIDDEN,
+    LAYER_CONFIG,
+    Random,
+    StepSession,
+    Target,
+    Tensors,
+    attention,
+    layer_weights,
+    linear,
+    make_target,
+    mlp,
+    rms_norm,
+    write_head,
+)
+from tests.tiny import VOCAB_SIZE
+
+CONFIG = {**LAYER_CONFIG, "architectures": ["LlamaForCausalLM"]}
+# fp32 against fp64; logits and states are of the order of ten.
+ATOL = 5e-5
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return make_target(tmp_path_factory.mktemp("target"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def tied_target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    folder = tmp_path_factory.mktemp("tied")
+    return make_target(folder, num_hidden_layers=1, tie_word_embeddings=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head: what its file holds beside the bare minimum."""
+
+    kind: str = "bin"
+    own_embedding: bool = False
+    fc_bias: bool = False
+    biases: tuple[str, ...] = ()
+    num_layers: int = 1
+    head_dim: int = 16
+    tied: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_config(self) -> dict[str, Any]:
+        return {**CONFIG, "num_hidden_layers": self.num_layers, **self.config}
+
+    def weights(self) -> Tensors:
+        random = Random()
+        found = {"fc.weight": random.matrix(HIDDEN, 2 * HIDDEN)}
+        if self.fc_bias:
+            found["fc.bias"] = random.matrix(HIDDEN)
+        if self.own_embedding:
+            found["embed_tokens.weight"] = random.matrix(VOCAB_SIZE, HIDDEN)
+        for i in range(self.num_layers):
+            name = f"layers.{i}"
+            found |= layer_weights(random, name, head_dim=self.head_dim, biases=self.biases)
+            if i > 0:
+                found[f"{name}.input_layernorm.weight"] = random.norm(HIDDEN)
+        return found
+
+
+CASES = {
+    "reference": Case(own_embedding=True, fc_bias=True, head_dim=8, config={"head_dim": None}),
+    "without bias and embedding": Case("safetensors", config={"bias": False}),
+    "of Qwen2": Case(biases=("q_proj", "k_proj", "v_proj"), config={"attention_bias": False}),
+    "two layers, in shards": Case("bin-shards", num_layers=2, fc_bias=True),
+    "every bias": Case(
+        biases=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    ),
+    "of a tied target": Case(tied=True),
+    "linear RoPE": Case(config={"rope_scaling": {"type": "linear", "factor": 2.0}}),
+}
+
+
+def reference(
+    w: Tensors, config: dict[str, Any], target: Target, ids: list[int], features: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and states of all rows of one sequence: `fc(cat(e, h))` → layers → target's head."""
+    table = w.get("embed_tokens.weight", target.embedding).double()
+    x = linear(w, "fc", torch.cat([table[ids], features.double()], dim=-1))
+    for i in range(config["num_hidden_layers"]):
+        name = f"layers.{i}"
+        read = x if i == 0 else rms_norm(x, w[f"{name}.input_layernorm.weight"])
+        h = x + attention(w, f"{name}.self_attn", read, torch.arange(len(ids)), config)
+        x = h + mlp(w, f"{name}.mlp", rms_norm(h, w[f"{name}.post_attention_layernorm.weight"]))
+    return x @ target.lm_head.T, x
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_draft_step_equals_the_equation_on_the_whole_sequence(
+    name: str, target: Target, tied_target: Target, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    lender = tied_target if case.tied else target
+    w, config = case.weights(), case.full_config
+    head = open_head(write_head(tmp_path / "head", config, w, case.kind))
+    plan = plan_eagle(head, lender.config)
+    assert (plan.layout, plan.taps, plan.token_map) == ("EAGLE-1/2", ("norm",), None)
+    assert plan.tensors.renamed == {name: name for name in w}
+
+    session = StepSession(plan, lender, tmp_path, rows=2)
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in (5, 3)]
+    features = [Random(9 + row).matrix(len(ids[row]), HIDDEN) * 5 for row in range(2)]
+    new_ids, new_features = [list(row) for row in ids], list(features)
+    for _ in range(5):  # the target's features once, then four recycled ones
+        logits, recycled = session.run(new_ids, new_features)
+        for row in range(2):
+            expected_logits, states = reference(w, config, lender, ids[row], features[row])
+            np.testing.assert_allclose(logits[row], expected_logits[-1], atol=ATOL)
+            np.testing.assert_allclose(recycled[row], states[-1], atol=ATOL)
+            new_ids[row] = [int(expected_logits[-1].argmax())]
+            new_features[row] = states[-1:]
+            ids[row] = ids[row] + new_ids[row]
+            features[row] = torch.cat([features[row], states[-1:]])
+    assert [len(row) for row in ids] == [10, 8]
+
+
+def test_the_embedding_and_output_matrix_of_the_target_are_not_stored_again(
+    target: Target, tmp_path: Path
+) -> None:
+    head = open_head(write_head(tmp_path / "head", CONFIG, Case().weights()))
+    graphs = plan_eagle(head, target.config).build(target.graph.builder, "fp32", CAPACITY)
+    assert graphs.step is not None
+    assert sorted(graphs.step.builder.borrowed) == ["lm_head.weight", "model.embed_tokens.weight"]
+    assert not any(VOCAB_SIZE in w.shape for w in graphs.step.builder.weights.values())
+
+
+def changed(**changes: torch.Tensor | None) -> Tensors:
+    found = {**Case().weights(), **{k.replace("__", "."): v for k, v in changes.items()}}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
+    "an EAGLE-3 head": (
+        CONFIG,
+        changed(midlayer__hidden_norm__weight=torch.ones(HIDDEN)),
+        r"is an EAGLE-3 head.*'midlayer\.hidden_norm\.weight'. Use --method eagle3",
+    ),
+    "no fc": (CONFIG, changed(fc__weight=None), r"lacks 1 tensor.*EAGLE-1/2.*'fc\.weight'"),
+    "a layer missing": (
+        {**CONFIG, "num_hidden_layers": 2},
+        changed(),
+        r"lacks 9 tensor.*'layers\.1\.input_layernorm\.weight'",
+    ),
+    "an input norm on the first layer": (
+        CONFIG,
+        changed(layers__0__input_layernorm__weight=torch.ones(HIDDEN)),
+        r"holds 1 tensor.*'layers\.0\.input_layernorm\.weight'",
+    ),
+    "a final norm": (
+        CONFIG,
+        changed(model__norm__weight=torch.ones(HIDDEN)),
+        r"holds 1 tensor.*'model\.norm\.weight'",
+    ),
+    "one bias of three": (
+        CONFIG,
+        changed(layers__0__self_attn__q_proj__bias=torch.ones(64)),
+        r"lacks 2 tensor.*'layers\.0\.self_attn\.k_proj\.bias'",
+    ),
+    "another hidden size": (
+        {**CONFIG, "hidden_size": 64},
+        changed(),
+        "has hidden_size 64, the target 32",
+    ),
+    "weights of another config": (
+        {**CONFIG, "intermediate_size": 41},
+        changed(),
+        r"layers\.0\.mlp\.gate_proj\.weight has shape \[40, 32\]; \[41, 32\] was expected",
+    ),
+    "an embedding of fewer tokens": (
+        CONFIG,
+        changed(embed_tokens__weight=torch.ones(100, HIDDEN)),
+        r"embed_tokens\.weight has 100 rows, but the target has 272 tokens",
+    ),
+    "no config": ({}, changed(), "config.json of the head: vocab_size is missing"),
+    "another activation": ({**CONFIG, "hidden_act": "gelu"}, changed(), "hidden_act is 'gelu'"),
+    "a quantized head": (
+        {**CONFIG, "quantization_config": {"quant_method": "awq"}},
+        changed(),
+        "head is quantized",
+    ),
+    "heads that do not fit": (
+        {**CONFIG, "num_key_value_heads": 3},
+        changed(),
+        "must be a multiple",
+    ),
+    "one tensor twice": (
+        CONFIG,
+        changed(model__fc__weight=torch.ones(1)),
+        r"one tensor under two names, 'fc\.weight' and 'model\.fc\.weight'",
+    ),
+    "windows on some layers": (
+        {
+            **CONFIG,
+            "num_hidden_layers": 2,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        changed(),
+        "all layers with one window, or none",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(what: str, target: Target, tmp_path: Path) -> None:
+    config, tensors, message = REFUSED[what]
+    head = open_head(write_head(tmp_path / "head", config, tensors))
+    with pytest.raises(CheckpointError, match=message):
+        plan_eagle(head, target.config).build(target.graph.builder, "fp32", CAPACITY)
+
+
+def test_rotary_frequencies_in_the_file_are_not_needed(target: Target, tmp_path: Path) -> None:
+    tensors = changed(layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))
+    plan = plan_eagle(open_head(write_head(tmp_path / "head", CONFIG, tensors)), target.config)
+    assert plan.build(target.graph.builder, "fp32", CAPACITY).step is not None
+    assert "layers.0.self_attn.rotary_emb.inv_freq" not in plan.tensors.renamed.values()
