@@ -14,13 +14,13 @@ from specexport.engines.step import Profile, StepInput, StepOutput
 from specexport.errors import ConfigError, EngineError
 from specexport.export.manifest import GraphSpec
 
-_KINDS = ("key", "value")
 _STATES = ("hidden_states", "recycled_states")  # a target's output, a head's
 
 
 class OrtRunner:
-    """A graph on ONNX Runtime with its KV cache in one NumPy array [L, 2, slots, Hkv, S, D].
+    """A graph on ONNX Runtime with its KV cache in one NumPy array [L, kinds, slots, Hkv, S, D].
 
+    The kinds are key and value, or key alone where one tensor serves as both (latent attention).
     A cache tensor is bound as past input and present output at once, so TensorScatter writes in
     place. Row b of a step is slot b, which makes a batch of B rows a prefix view of the cache:
     the bindings of each B are made once.
@@ -94,7 +94,7 @@ class OrtRunner:
     def _bind_cache(self, num_rows: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
         binding = self._session.io_binding()
         for layer in range(self.spec.num_layers):
-            for index, kind in enumerate(_KINDS):
+            for index, kind in enumerate(self.spec.cache_kinds):
                 view = self._cache[layer, index, :num_rows]
                 value = ort.OrtValue.ortvalue_from_numpy(view)  # shares the memory
                 binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", value)
@@ -161,7 +161,8 @@ def _open_session(graph: Path, num_threads: int) -> Any:  # noqa: ANN401 - onnxr
 
 
 def _allocate_cache(spec: GraphSpec, profile: Profile, length: int) -> NDArray[np.float32]:
-    shape = (spec.num_layers, 2, profile.max_slots, spec.num_kv_heads, length, spec.head_dim)
+    sizes = (profile.max_slots, spec.num_kv_heads, length, spec.head_dim)
+    shape = (spec.num_layers, len(spec.cache_kinds), *sizes)
     try:
         # Zeros, not garbage: a NaN past the valid length would poison the attention's output.
         # The pages cost memory only once they are written.

@@ -27,6 +27,7 @@ from specexport.export.manifest import (
     WeightType,
     hash_file,
 )
+from specexport.export.moe import is_router
 from specexport.export.output import check_output, check_space, whole_or_nothing
 from specexport.export.vocabulary import check_tokenizer, require_same_vocabulary
 from specexport.export.weights import check_tensors, weights_size, write_weights
@@ -128,7 +129,7 @@ class _Part:
         max_length = min(max_length, context)
         weight_type = options.weight_type or _own_weight_type(checkpoint)
         graph = build_decoder(config, weight_type, max_length)
-        check_tensors(graph, checkpoint, tied=config.tied_embeddings)
+        check_tensors(graph, checkpoint, config)
         return cls(role, checkpoint, config, graph, weight_type, max_length)
 
     @property
@@ -155,7 +156,7 @@ class _Part:
     def spec(self) -> GraphSpec:
         """What the manifest says of the graph."""
         config, graph = self.config, self.graph.model.graph
-        weights = self.graph.builder.weights.values()
+        sources = {w.source: w.shape for w in self.graph.builder.weights.values()}
         return GraphSpec(
             path=f"{self.role}/model.onnx",
             family=config.family,
@@ -169,7 +170,7 @@ class _Part:
             sliding_window=config.sliding_window,
             weight_type=self.weight_type,
             is_rounded=self.weight_type not in ("fp32", _own_weight_type(self.checkpoint)),
-            num_parameters=sum(_product(weight.shape) for weight in weights),
+            num_parameters=sum(_product(shape) for shape in sources.values()),
             inputs=tuple(_tensor_spec(value) for value in graph.inputs),
             outputs=tuple(_tensor_spec(value) for value in graph.outputs),
         )
@@ -190,9 +191,9 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
 
 
 def _own_weight_type(checkpoint: Checkpoint) -> WeightType:
-    """The storage type of all matrices of the checkpoint; fp32 where they differ."""
+    """The storage type of all matrices of the checkpoint, routers aside; fp32 if they differ."""
     matrices = [name for name in checkpoint.names() if len(checkpoint.shape(name)) > 1]
-    types = {checkpoint.dtype(name) for name in matrices}
+    types = {checkpoint.dtype(name) for name in matrices if not is_router(name)}
     if types == {"fp16"}:
         return "fp16"
     return "bf16" if types == {"bf16"} else "fp32"

@@ -26,11 +26,68 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     frequency_factors: tuple[float, ...] | None = None
+    partial_rotary_factor: float = 1.0
+    """The share of a head's dimensions, the first ones, that is rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlaConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values from a latent.
+
+    A layer caches one entry a token: the normalised latent, then the rotated key of all heads.
+    """
+
+    kv_lora_rank: int
+    q_lora_rank: int | None
+    """None: queries are projected in one step."""
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    bias: bool
+    """On the projections down to the latents, and on the output's."""
+
+    @property
+    def entry_dim(self) -> int:
+        """Size of a cache entry."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Size of a query and of the key that it meets, before the latent takes the key's place."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """A mixture of experts: how a token's experts are chosen and weighted, and their sizes."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    scoring: Literal["softmax", "sigmoid"]
+    normalize: bool
+    """Divide the chosen scores by their sum, which is taken as `norm_floor` at least."""
+    norm_floor: float = 0.0
+    scaling: float = 1.0
+    """Factor on the weights."""
+    choice_bias: str | None = None
+    """Tensor, under the layer's `mlp.`, added to the scores for choosing alone (2408.15664)."""
+    choice_bias_shape: tuple[int, ...] = ()
+    num_groups: int = 1
+    top_groups: int = 1
+    """Experts come from the groups with the largest sum of two best scores (DeepSeek-V3)."""
+    shared_intermediate_size: int = 0
+    """Of the experts that see every token, taken together; 0: none."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers with a plain MLP; all others, also those past the last, have experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only transformer with grouped-query attention and a gated MLP."""
+    """A decoder-only transformer: grouped-query or latent attention, gated MLPs or experts.
+
+    `num_kv_heads` and `head_dim` are those of the cache, with `mla` 1 and the size of an entry.
+    """
 
     family: str
     architecture: str
@@ -50,9 +107,25 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    lm_head_bias: bool = False
+    rope_interleaved: bool = False
+    """Rotation pairs the dimensions 0 and 1, 2 and 3, … instead of the two halves."""
+    mla: MlaConfig | None = None
+    moe: MoeConfig | None = None
 
     @property
     def context_length(self) -> int:
         """Positions that the model is meant for; dynamic RoPE goes past `max_position`."""
         factor = self.rope.factor if self.rope.rope_type == "dynamic" else 1.0
         return int(self.max_position * factor)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        size = self.mla.qk_rope_head_dim if self.mla is not None else self.head_dim
+        return int(size * self.rope.partial_rotary_factor)
+
+    @property
+    def cache_kinds(self) -> tuple[str, ...]:
+        """Names of a layer's cache tensors; latent attention reads one as key and as value."""
+        return ("key", "value") if self.mla is None else ("key",)

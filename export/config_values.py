@@ -12,11 +12,13 @@ Positive = Annotated[float, Field(gt=0)]
 M = TypeVar("M", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Values of the right JSON type or an error; other keys of the file are left alone."""
+
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class ConfigValues(_Strict):
+class ConfigValues(Strict):
     """A decoder's config.json; keys without a default must be there."""
 
     vocab_size: Size
@@ -32,13 +34,16 @@ class ConfigValues(_Strict):
     head_dim: Size | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    use_bias: bool = False
+    use_qk_norm: bool = False
+    rope_interleave: bool = False
     sliding_window: Size | None = None
     use_sliding_window: bool = False
     max_window_layers: Annotated[int, Field(ge=0)] | None = 28
     layer_types: list[str] | None = None
 
 
-class RopeValues(_Strict):
+class RopeValues(Strict):
     """The numbers of `rope_parameters` or `rope_scaling`."""
 
     rope_theta: Annotated[float, Field(gt=1)] = 10000.0
@@ -52,6 +57,7 @@ class RopeValues(_Strict):
     mscale: Annotated[float, Field(ge=0)] | None = None
     mscale_all_dim: Annotated[float, Field(ge=0)] | None = None
     truncate: bool = True
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     frequency_factors: list[Positive] | None = None
 
 

@@ -8,6 +8,8 @@
 | logits_indices | [N] int64 | which of the B*Q flattened rows get logits |
 | past_key_values.{i}.key, .value | [B, Hkv, S, D] fp32 | bound to the same memory as the outputs |
 
+With latent attention a layer has `.key` alone (`export/mla.py`).
+
 | output | shape | |
 |---|---|---|
 | logits | [N, V] fp32 | |
@@ -16,6 +18,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -42,9 +45,20 @@ from specexport.export.layers import (
     wanted_rows,
 )
 from specexport.export.manifest import FINAL_NORM, Tap, WeightType
+from specexport.export.mla import latent_attention
+from specexport.export.moe import mixture_of_experts
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+LM_HEAD_BIAS = "lm_head.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Where a layer's weights lie, and its index, which decides between MLP and experts."""
+
+    name: str
+    index: int
 
 
 def build_decoder(
@@ -65,13 +79,15 @@ def build_decoder(
     streams: dict[Tap, ir.Value] = {-1: hidden}
     presents = []
     for i, past in enumerate(pasts):
-        hidden, present = _layer(g, config, f"model.layers.{i}", hidden, step, past)
+        layer = Layer(f"model.layers.{i}", i)
+        hidden, present = decoder_layer(g, config, layer, hidden, step, past)
         streams[i] = hidden
         presents.append(present)
     hidden = rms_norm(g, hidden, "model.norm", config.hidden_size, config.norm_eps)
     streams[FINAL_NORM] = hidden
     weight = g.matrix(EMBEDDING if config.tied_embeddings else LM_HEAD, *vocabulary)
-    logits = lm_head(g, wanted_rows(g, hidden, config.hidden_size, logits_indices), weight)
+    bias = g.vector(LM_HEAD_BIAS, config.vocab_size) if config.lm_head_bias else None
+    logits = lm_head(g, wanted_rows(g, hidden, config.hidden_size, logits_indices), weight, bias)
 
     outputs = [graph_output(logits, "logits", "num_logits", config.vocab_size)]
     if taps:
@@ -84,28 +100,29 @@ def build_decoder(
         step.write_indices,
         step.attention_mask,
         logits_indices,
-        *(value for pair in pasts for value in pair),
+        *(value for past in pasts for value in past),
     ]
     return close_graph(g, inputs, [*outputs, *cache_outputs(config, presents)])
 
 
-def _layer(
+def decoder_layer(
     g: GraphBuilder,
     config: DecoderConfig,
-    name: str,
-    x: ir.Value,
+    layer: Layer,
+    x: ir.Value,  # [B, Q, H]
     step: StepValues,
     past: CachePair,
 ) -> tuple[ir.Value, CachePair]:
-    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
-    size, eps = config.hidden_size, config.norm_eps
-    shape = attention_shape(config)
+    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`; also the updated cache.
+
+    `past` holds one cache tensor for each of `config.cache_kinds`.
+    """
+    name, size, eps = layer.name, config.hidden_size, config.norm_eps
     normed = rms_norm(g, x, f"{name}.input_layernorm", size, eps)
-    attended, present = attention(g, normed, f"{name}.self_attn", shape, step, past)
+    attended, present = _attention(g, config, normed, f"{name}.self_attn", step, past)
     h = g.op("Add", x, attended)
     normed = rms_norm(g, h, f"{name}.post_attention_layernorm", size, eps)
-    sizes = (size, config.intermediate_size)
-    return g.op("Add", h, gated_mlp(g, normed, f"{name}.mlp", sizes, bias=config.mlp_bias)), present
+    return g.op("Add", h, _mlp(g, config, normed, layer)), present
 
 
 def attention_shape(config: DecoderConfig, input_size: int | None = None) -> AttentionShape:
@@ -119,5 +136,27 @@ def attention_shape(config: DecoderConfig, input_size: int | None = None) -> Att
         qkv_bias=config.qkv_bias,
         output_bias=config.output_bias,
         qk_norm=config.qk_norm,
+        rotary_dim=config.rotary_dim,
+        rope_interleaved=config.rope_interleaved,
         input_size=input_size,
     )
+
+
+def _attention(
+    g: GraphBuilder,
+    config: DecoderConfig,
+    x: ir.Value,
+    name: str,
+    step: StepValues,
+    past: CachePair,
+) -> tuple[ir.Value, CachePair]:
+    if config.mla is not None:
+        return latent_attention(g, x, name, config, step, past)
+    return attention(g, x, name, attention_shape(config), step, past)
+
+
+def _mlp(g: GraphBuilder, config: DecoderConfig, x: ir.Value, layer: Layer) -> ir.Value:
+    name, size, bias = f"{layer.name}.mlp", config.hidden_size, config.mlp_bias
+    if config.moe is not None and layer.index not in config.moe.dense_layers:
+        return mixture_of_experts(g, x, name, size, config.moe, shared_bias=bias)
+    return gated_mlp(g, x, name, (size, config.intermediate_size), bias=bias)

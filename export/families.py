@@ -2,7 +2,8 @@
 
 A family is one entry of `FAMILIES`. All of them share the tensor names and the layer of the
 Llama lineage (transformers' `modeling_llama.py`, `modeling_mistral.py`, `modeling_qwen2.py`,
-`modeling_qwen3.py`); an entry states what differs.
+`modeling_qwen3.py`, …); an entry states what differs. Experts and latent attention are read by
+`moe_config.py` and `mla_config.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specexport.errors import CheckpointError
-from specexport.export.config import DecoderConfig
+from specexport.export.config import DecoderConfig, MlaConfig, MoeConfig
 from specexport.export.config_values import ConfigValues, check_values
+from specexport.export.fp8 import read_block_size
+from specexport.export.mla_config import read_mla
+from specexport.export.moe_config import read_deepseek_moe, read_ernie_moe, read_qwen3_moe
 from specexport.export.rope_config import read_rope
 
 Config = Mapping[str, Any]
@@ -24,6 +28,10 @@ class Family:
     name: str
     defaults: dict[str, Any]
     features: Callable[[ConfigValues], dict[str, Any]]
+    moe: Callable[[Config], MoeConfig] | None = None
+    mla: Callable[[Config], MlaConfig] | None = None
+    partial_rotary: bool = False
+    """Whether the family honours `partial_rotary_factor`."""
 
 
 def _llama_features(values: ConfigValues) -> dict[str, Any]:
@@ -46,6 +54,28 @@ def _qwen3_features(values: ConfigValues) -> dict[str, Any]:
         "qk_norm": True,
         "sliding_window": _qwen_window(values),
     }
+
+
+def _qwen3_moe_features(values: ConfigValues) -> dict[str, Any]:
+    window = _window(values, first_windowed_layer=0) if values.use_sliding_window else None
+    return {**_qwen3_features(values), "sliding_window": window}
+
+
+def _deepseek_features(values: ConfigValues) -> dict[str, Any]:
+    return {"rope_interleaved": values.rope_interleave}
+
+
+def _glm4_features(values: ConfigValues) -> dict[str, Any]:
+    return {"qkv_bias": values.attention_bias, "qk_norm": values.use_qk_norm}
+
+
+def _ernie_features(values: ConfigValues) -> dict[str, Any]:
+    bias = values.use_bias
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "rope_interleaved": True}
+
+
+def _ernie_moe_features(values: ConfigValues) -> dict[str, Any]:
+    return {**_ernie_features(values), "lm_head_bias": values.use_bias}
 
 
 def _qwen_window(values: ConfigValues) -> int | None:
@@ -77,6 +107,65 @@ def _window(values: ConfigValues, first_windowed_layer: int) -> int | None:
 # A Mistral config without sliding_window means 4096; an explicit null means none.
 _COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _QWEN = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096}
+_QWEN_MOE = {
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+    "decoder_sparse_step": 1,
+}
+_DEEPSEEK = {
+    "max_position_embeddings": 4096,
+    "attention_bias": False,
+    "rope_interleave": True,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+}
+_GLM4 = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_ERNIE = {
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+_ERNIE_MOE = {
+    "num_key_value_heads": 4,
+    "moe_num_experts": 64,
+    "moe_k": 6,
+    "moe_intermediate_size": 1536,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
+    "moe_norm_min": 1e-12,
+}
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(
@@ -94,6 +183,36 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen2ForCausalLM": Family("qwen2", {**_COMMON, **_QWEN}, _qwen2_features),
     "Qwen3ForCausalLM": Family("qwen3", {**_COMMON, **_QWEN, "head_dim": 128}, _qwen3_features),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe", {**_COMMON, **_QWEN, **_QWEN_MOE}, _qwen3_moe_features, moe=read_qwen3_moe
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "deepseek_v3",
+        {**_COMMON, **_DEEPSEEK},
+        _deepseek_features,
+        moe=read_deepseek_moe,
+        mla=read_mla,
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4_moe",
+        {**_COMMON, **_GLM4},
+        _glm4_features,
+        moe=read_deepseek_moe,
+        partial_rotary=True,
+    ),
+    # A Qwen2 body; its own modeling file adds the multi-token-prediction layers alone.
+    "MiMoForCausalLM": Family("mimo", {**_COMMON, **_QWEN}, _qwen2_features),
+    "Ernie4_5ForCausalLM": Family(
+        "ernie4_5",
+        {**_COMMON, **_ERNIE, "num_key_value_heads": 2, "head_dim": 128},
+        _ernie_features,
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        "ernie4_5_moe",
+        {**_COMMON, **_ERNIE, **_ERNIE_MOE},
+        _ernie_moe_features,
+        moe=read_ernie_moe,
+    ),
 }
 
 
@@ -103,18 +222,18 @@ def read_config(config: Config) -> DecoderConfig:
     Raises `CheckpointError` for an unknown architecture, a bad value or an unsupported feature.
     """
     architecture, family = _find_family(config)
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise CheckpointError(
-            f"The checkpoint is quantized ({method or 'by an unknown method'}). "
-            "Give the unquantized checkpoint."
-        )
-    values = check_values(ConfigValues, {**family.defaults, **config}, "config.json")
+    read_block_size(config)
+    config = {**family.defaults, **config}
+    values = check_values(ConfigValues, config, "config.json")
     if values.hidden_act not in ("silu", "swish"):
         raise CheckpointError(
             f"hidden_act is {values.hidden_act!r}; {architecture} is supported with 'silu' only."
         )
     num_heads = values.num_attention_heads
+    num_kv_heads = values.num_key_value_heads or num_heads
+    head_dim = values.head_dim or values.hidden_size // num_heads
+    if (mla := family.mla(config) if family.mla else None) is not None:
+        num_kv_heads, head_dim = 1, mla.entry_dim
     decoder = DecoderConfig(
         family=family.name,
         architecture=architecture,
@@ -123,16 +242,27 @@ def read_config(config: Config) -> DecoderConfig:
         intermediate_size=values.intermediate_size,
         num_layers=values.num_hidden_layers,
         num_heads=num_heads,
-        num_kv_heads=values.num_key_value_heads or num_heads,
-        head_dim=values.head_dim or values.hidden_size // num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         norm_eps=values.rms_norm_eps,
         max_position=values.max_position_embeddings,
         rope=read_rope(config, values.max_position_embeddings),
         tied_embeddings=values.tie_word_embeddings,
+        mla=mla,
+        moe=family.moe(config) if family.moe else None,
         **family.features(values),
     )
+    _check_partial_rotary(decoder, family)
     check_head_sizes(decoder)
     return decoder
+
+
+def _check_partial_rotary(decoder: DecoderConfig, family: Family) -> None:
+    factor = decoder.rope.partial_rotary_factor
+    if factor != 1.0 and not family.partial_rotary:
+        raise CheckpointError(
+            f"partial_rotary_factor is {factor}; {decoder.architecture} is supported with 1.0 only."
+        )
 
 
 def check_head_sizes(decoder: DecoderConfig) -> None:
@@ -144,10 +274,15 @@ def check_head_sizes(decoder: DecoderConfig) -> None:
             f"and head_dim {decoder.head_dim}: the first must be a multiple of the second and "
             "head_dim even and at least 4. The file is damaged or of another model."
         )
-    if factors is not None and len(factors) != decoder.head_dim // 2:
+    if decoder.rotary_dim < 2 or decoder.rotary_dim % 2:
+        raise CheckpointError(
+            f"config.json rotates {decoder.rotary_dim} dimensions of a head; an even number, at "
+            "least 2, is needed. The file is damaged or of another model."
+        )
+    if factors is not None and len(factors) != decoder.rotary_dim // 2:
         raise CheckpointError(
             f"The rotary embedding has {len(factors)} frequency factors; heads of "
-            f"{decoder.head_dim} need {decoder.head_dim // 2}."
+            f"{decoder.head_dim} need {decoder.rotary_dim // 2}."
         )
 
 

@@ -11,8 +11,8 @@ from specexport.export.rope import rotary_tables
 
 _IR_VERSION = 11
 
-CachePair = tuple[ir.Value, ir.Value]
-"""Key and value of one layer, each [B, Hkv, S, D]."""
+CachePair = tuple[ir.Value, ...]
+"""Key and value of one layer, each [B, Hkv, S, D]; with latent attention the key alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def close_graph(
 def step_values(g: GraphBuilder, config: DecoderConfig, max_length: int) -> StepValues:
     """Positions, write indices and mask as new inputs; rotary tables for `max_length` positions."""
     mask = graph_input("attention_mask", ir.DataType.BOOL, "batch", 1, "query", "valid_length")
-    cos, sin = rotary_tables(config.rope, config.head_dim, max_length)
+    cos, sin = rotary_tables(config.rope, config.rotary_dim, max_length)
     return StepValues(
         position_ids=graph_input("position_ids", ir.DataType.INT64, "batch", "query"),
         write_indices=graph_input("write_indices", ir.DataType.INT64, "batch"),
@@ -46,11 +46,12 @@ def step_values(g: GraphBuilder, config: DecoderConfig, max_length: int) -> Step
 
 
 def cache_inputs(config: DecoderConfig) -> list[CachePair]:
-    """`past_key_values.{i}.key` and `.value` of every layer."""
+    """`past_key_values.{i}.key` and `.value` (or only the first) of every layer."""
+    shape = _cache_shape(config)
     return [
-        (
-            graph_input(f"past_key_values.{i}.key", ir.DataType.FLOAT, *_cache_shape(config)),
-            graph_input(f"past_key_values.{i}.value", ir.DataType.FLOAT, *_cache_shape(config)),
+        tuple(
+            graph_input(f"past_key_values.{i}.{kind}", ir.DataType.FLOAT, *shape)
+            for kind in config.cache_kinds
         )
         for i in range(config.num_layers)
     ]
@@ -61,7 +62,7 @@ def cache_outputs(config: DecoderConfig, presents: Iterable[CachePair]) -> list[
     return [
         graph_output(value, f"present.{i}.{kind}", *_cache_shape(config))
         for i, pair in enumerate(presents)
-        for value, kind in zip(pair, ("key", "value"), strict=True)
+        for value, kind in zip(pair, config.cache_kinds, strict=True)
     ]
 
 

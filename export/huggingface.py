@@ -9,9 +9,11 @@ from typing import Any
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor
+from specexport.export.fp8 import SCALE_SUFFIX, dequantize, read_block_size
 from specexport.export.shards import find_shards, read_json
 
 _DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_FP8 = "F8_E4M3"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,19 +34,25 @@ class HuggingFaceCheckpoint:
         self.generation_config = read_json(path / "generation_config.json")
         self._stack = ExitStack()
         self._files = self._open_shards()
+        self._block_size = read_block_size(self.config)
+        self._scales = self._find_scales()
+        if self._scales:
+            self.notes.append(
+                f"{len(self._scales)} FP8 matrices are dequantized; activations are not quantized."
+            )
 
     def names(self) -> Iterable[str]:
         """Names of all tensors."""
-        return self._files.keys()
+        return self._files.keys() - set(self._scales.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor."""
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """Storage type of one tensor."""
-        word = str(self._slice(name).get_dtype())
-        return _DTYPES.get(word, word)
+        """Storage type of one tensor; dequantized FP8 counts as bf16."""
+        word = self._stored_dtype(name)
+        return "bf16" if name in self._scales else _DTYPES.get(word, word)
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor."""
@@ -54,6 +62,9 @@ class HuggingFaceCheckpoint:
                 "Give the unquantized checkpoint."
             )
         tensor = self._files[name].get_tensor(name)
+        if (scale_name := self._scales.get(name)) and self._block_size:
+            scale = self._files[scale_name].get_tensor(scale_name).float().numpy()
+            return dequantize(tensor.float().numpy(), scale, self._block_size, name)
         if self.dtype(name) == "bf16":  # numpy has no bf16 of its own
             import ml_dtypes
             import torch
@@ -89,6 +100,22 @@ class HuggingFaceCheckpoint:
                 f"{self.path} holds no tensor {name!r}. Is the download complete?"
             )
         return self._files[name].get_slice(name)
+
+    def _stored_dtype(self, name: str) -> str:
+        return str(self._slice(name).get_dtype())
+
+    def _find_scales(self) -> dict[str, str]:
+        """The scale tensor of each FP8 matrix; raises `CheckpointError` where one is missing."""
+        if self._block_size is None:
+            return {}
+        scales = {n: n + SCALE_SUFFIX for n in self._files if self._stored_dtype(n) == _FP8}
+        for name, scale in scales.items():
+            if scale not in self._files:
+                raise CheckpointError(
+                    f"{self.path} holds {name} in FP8 but no {scale}, which scales it. "
+                    "Is the download complete?"
+                )
+        return scales
 
     def _open_shards(self) -> dict[str, Any]:
         from safetensors import SafetensorError, safe_open

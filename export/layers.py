@@ -4,6 +4,7 @@ Everything is `ai.onnx` opset 24. Activations are fp32; weights are stored in th
 type and cast where they are used (engines fold the cast when they load the graph).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,15 @@ DATA_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Rows `start` to `stop` of each head's block of rows: [R, I] -> [heads, stop - start, I]."""
+
+    num_heads: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """How an initializer is made: from which tensor, transposed or not, stored in which type."""
 
@@ -30,6 +40,8 @@ class Weight:
     """In the checkpoint."""
     weight_type: WeightType
     transpose: bool = False
+    """Exchange the last two axes."""
+    head_rows: HeadRows | None = None
 
 
 class GraphBuilder:
@@ -53,6 +65,18 @@ class GraphBuilder:
         """Add a node with one output."""
         return self._tape.op(op_type, list(inputs), attributes=attributes)
 
+    def ops(
+        self,
+        op_type: str,
+        num_outputs: int,
+        *inputs: ir.Value | None,
+        **attributes: Any,  # noqa: ANN401
+    ) -> Sequence[ir.Value]:
+        """Add a node with several outputs."""
+        return self._tape.op_multi_out(
+            op_type, list(inputs), num_outputs=num_outputs, attributes=attributes
+        )
+
     def ints(self, *values: int) -> ir.Value:
         """A constant int64 vector."""
         name = "const_" + "_".join(str(value) for value in values)
@@ -61,14 +85,37 @@ class GraphBuilder:
             self._initializers[name] = self._tape.initializer(tensor)
         return self._initializers[name]
 
+    def scalar(self, value: float) -> ir.Value:
+        """A constant without axes: int64 for an `int`, fp32 for a `float`."""
+        name = f"const_scalar_{value!r}"
+        if name not in self._initializers:
+            dtype = np.int64 if isinstance(value, int) else np.float32
+            tensor = ir.tensor(np.array(value, dtype=dtype), name=name)
+            self._initializers[name] = self._tape.initializer(tensor)
+        return self._initializers[name]
+
     def matrix(self, source: str, *shape: int, transpose: bool = False) -> ir.Value:
         """A two-dimensional weight as stored, in the builder's weight type."""
         weight = Weight(source, shape, self.weight_type, transpose)
         return self._add(source, weight, shape[::-1] if transpose else shape)
 
+    def head_matrices(
+        self, name: str, source: str, shape: tuple[int, int], rows: HeadRows, *, transpose: bool
+    ) -> ir.Value:
+        """A matrix a head, [heads, r, I] (or [heads, I, r]), cut from one of `shape` [R, I]."""
+        weight = Weight(source, shape, self.weight_type, transpose, rows)
+        num_rows, size_in = rows.stop - rows.start, shape[1]
+        sizes = (size_in, num_rows) if transpose else (num_rows, size_in)
+        return self._add(name, weight, (rows.num_heads, *sizes))
+
     def vector(self, source: str, size: int) -> ir.Value:
         """A one-dimensional weight, always fp32."""
-        return self._add(source, Weight(source, (size,), "fp32"), (size,))
+        return self.exact(source, size)
+
+    def exact(self, source: str, *shape: int, transpose: bool = False) -> ir.Value:
+        """A small weight that rounding would harm, fp32 whatever the weight type."""
+        weight = Weight(source, shape, "fp32", transpose)
+        return self._add(source, weight, shape[::-1] if transpose else shape)
 
     def table(self, name: str, values: np.ndarray[Any, Any]) -> ir.Value:
         """A computed fp32 table, stored with the weights."""
@@ -142,9 +189,12 @@ def wanted_rows(g: GraphBuilder, hidden: ir.Value, size: int, indices: ir.Value)
     return g.op("Gather", g.op("Reshape", hidden, g.ints(-1, size)), indices, axis=0)
 
 
-def lm_head(g: GraphBuilder, hidden: ir.Value, weight: ir.Value) -> ir.Value:
-    """Logits `x W^T` with W as stored, [V, H]: [N, H] -> [N, V]."""
-    return g.op("Gemm", hidden, g.to_fp32(weight), transB=1)
+def lm_head(
+    g: GraphBuilder, hidden: ir.Value, weight: ir.Value, bias: ir.Value | None = None
+) -> ir.Value:
+    """Logits `x W^T + b` with W as stored, [V, H]: [N, H] -> [N, V]."""
+    biases = [] if bias is None else [bias]
+    return g.op("Gemm", hidden, g.to_fp32(weight), *biases, transB=1)
 
 
 def gated_mlp(
@@ -154,8 +204,13 @@ def gated_mlp(
     hidden, intermediate = sizes
     gate = linear(g, x, f"{name}.gate_proj", (hidden, intermediate), bias=bias)
     up = linear(g, x, f"{name}.up_proj", (hidden, intermediate), bias=bias)
-    inner = g.op("Mul", silu(g, gate), up)
+    inner = gated(g, gate, up)
     return linear(g, inner, f"{name}.down_proj", (intermediate, hidden), bias=bias)
+
+
+def gated(g: GraphBuilder, gate: ir.Value, up: ir.Value) -> ir.Value:
+    """`silu(gate) * up`."""
+    return g.op("Mul", silu(g, gate), up)
 
 
 def silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
@@ -165,13 +220,13 @@ def silu(g: GraphBuilder, x: ir.Value) -> ir.Value:
 
 @dataclass(frozen=True, slots=True)
 class StepValues:
-    """The graph inputs that every attention layer reads, and the rotary tables."""
+    """The graph inputs that every attention layer reads, and the rotary tables (R rotated)."""
 
     position_ids: ir.Value  # [B, Q]
     write_indices: ir.Value  # [B]
     attention_mask: ir.Value  # [B, 1, Q, T]
     valid_length: ir.Value  # [1] = T
-    cos: ir.Value  # [max_length, D/2]
+    cos: ir.Value  # [max_length, R/2]
     sin: ir.Value
 
 
@@ -187,6 +242,8 @@ class AttentionShape:
     qkv_bias: bool
     output_bias: bool
     qk_norm: bool
+    rotary_dim: int
+    rope_interleaved: bool
     input_size: int | None = None
     """Width of the input; None: hidden_size, which is that of the output in any case."""
 
@@ -197,8 +254,8 @@ def attention(
     name: str,
     shape: AttentionShape,
     step: StepValues,
-    past: tuple[ir.Value, ir.Value],  # key, value: [B, Hkv, S, D]
-) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
+    past: tuple[ir.Value, ...],  # key, value: [B, Hkv, S, D]
+) -> tuple[ir.Value, tuple[ir.Value, ...]]:
     """Grouped-query attention over the cache after writing this step's keys and values into it."""
     query = _heads(g, x, f"{name}.q_proj", shape, shape.num_heads)
     key = _heads(g, x, f"{name}.k_proj", shape, shape.num_kv_heads)
@@ -206,18 +263,19 @@ def attention(
     if shape.qk_norm:
         query = rms_norm(g, query, f"{name}.q_norm", shape.head_dim, shape.norm_eps)
         key = rms_norm(g, key, f"{name}.k_norm", shape.head_dim, shape.norm_eps)
-    query, key = _rotate(g, query, step), _rotate(g, key, step)
-    present_key = _write(g, past[0], key, step)
-    present_value = _write(g, past[1], value, step)
+    query, key = _rotate_head(g, query, shape, step), _rotate_head(g, key, shape, step)
+    past_key, past_value = past
+    present_key = write_cache(g, past_key, key, step)
+    present_value = write_cache(g, past_value, value, step)
     context = g.op(  # [B, Hq, Q, D]
         "Attention",
         query,
-        _valid(g, present_key, step),
-        _valid(g, present_value, step),
+        valid_entries(g, present_key, step),
+        valid_entries(g, present_value, step),
         step.attention_mask,
     )
     width = shape.num_heads * shape.head_dim
-    context = g.op("Reshape", g.op("Transpose", context, perm=[0, 2, 1, 3]), g.ints(0, 0, width))
+    context = join_heads(g, context, width)
     sizes = (width, shape.hidden_size)
     output = linear(g, context, f"{name}.o_proj", sizes, bias=shape.output_bias)
     return output, (present_key, present_value)
@@ -228,19 +286,45 @@ def _heads(
 ) -> ir.Value:
     """Project and split: [B, Q, input_size] -> [B, heads, Q, D]."""
     sizes = (shape.input_size or shape.hidden_size, num_heads * shape.head_dim)
-    y = linear(g, x, name, sizes, bias=shape.qkv_bias)
-    y = g.op("Reshape", y, g.ints(0, 0, num_heads, shape.head_dim))
+    return split_heads(g, linear(g, x, name, sizes, bias=shape.qkv_bias), num_heads, shape.head_dim)
+
+
+def _rotate_head(g: GraphBuilder, x: ir.Value, shape: AttentionShape, step: StepValues) -> ir.Value:
+    partial_dim = shape.rotary_dim if shape.rotary_dim != shape.head_dim else None
+    return rotate(g, x, step, interleaved=shape.rope_interleaved, partial_dim=partial_dim)
+
+
+def split_heads(g: GraphBuilder, x: ir.Value, num_heads: int, head_dim: int) -> ir.Value:
+    """[B, Q, heads * D] -> [B, heads, Q, D]."""
+    y = g.op("Reshape", x, g.ints(0, 0, num_heads, head_dim))
     return g.op("Transpose", y, perm=[0, 2, 1, 3])
 
 
-def _rotate(g: GraphBuilder, x: ir.Value, step: StepValues) -> ir.Value:
-    return g.op("RotaryEmbedding", x, step.cos, step.sin, step.position_ids)
+def join_heads(g: GraphBuilder, x: ir.Value, width: int) -> ir.Value:
+    """[B, heads, Q, D] -> [B, Q, heads * D], the `width`."""
+    return g.op("Reshape", g.op("Transpose", x, perm=[0, 2, 1, 3]), g.ints(0, 0, width))
 
 
-def _write(g: GraphBuilder, past: ir.Value, new: ir.Value, step: StepValues) -> ir.Value:
+def rotate(
+    g: GraphBuilder,
+    x: ir.Value,  # [B, heads, Q, D]
+    step: StepValues,
+    *,
+    interleaved: bool,
+    partial_dim: int | None = None,
+) -> ir.Value:
+    """Rotary embedding at the step's positions, of the first `partial_dim` dimensions or of all."""
+    attributes = {"interleaved": 1} if interleaved else {}
+    if partial_dim is not None:
+        attributes["rotary_embedding_dim"] = partial_dim
+    return g.op("RotaryEmbedding", x, step.cos, step.sin, step.position_ids, **attributes)
+
+
+def write_cache(g: GraphBuilder, past: ir.Value, new: ir.Value, step: StepValues) -> ir.Value:
+    """The cache with this step's entries at each row's write index."""
     return g.op("TensorScatter", past, new, step.write_indices, axis=-2)
 
 
-def _valid(g: GraphBuilder, present: ir.Value, step: StepValues) -> ir.Value:
+def valid_entries(g: GraphBuilder, present: ir.Value, step: StepValues) -> ir.Value:
     """The first T entries: attention must not read the whole buffer."""
     return g.op("Slice", present, g.ints(0), step.valid_length, g.ints(2))

@@ -57,6 +57,13 @@ class GraphSpec(_Frozen):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
+    @property
+    def cache_kinds(self) -> tuple[str, ...]:
+        """Names of a layer's cache tensors: key and value, or key alone."""
+        prefix = "past_key_values.0."
+        names = (tensor.name for tensor in self.inputs)
+        return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
 
 class FunctionSpec(_Frozen):
     """One exported graph without a cache: arrays in, arrays out."""

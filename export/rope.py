@@ -40,6 +40,13 @@ def attention_scale(rope: RopeConfig) -> float:
     return _mscale(rope.factor, 1.0)
 
 
+def softmax_scale(rope: RopeConfig) -> float:
+    """DeepSeek's other YaRN temperature, on latent attention's scores: squared `mscale_all_dim`."""
+    if rope.rope_type != "yarn" or not rope.mscale_all_dim:
+        return 1.0
+    return _mscale(rope.factor, rope.mscale_all_dim) ** 2
+
+
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 

@@ -45,11 +45,16 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         raise CheckpointError(f"config.json: the RoPE settings are {found!r}; expected an object.")
     scaling = {key: value for key, value in found.items() if value is not None}
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    _check_keys(rope_type, scaling, config)
+    _check_keys(rope_type, scaling)
     theta = scaling.get("rope_theta", config.get("rope_theta"))
+    partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     values = check_values(
         RopeValues,
-        {**scaling, "rope_theta": 10000.0 if theta is None else theta},
+        {
+            **scaling,
+            "rope_theta": 10000.0 if theta is None else theta,
+            "partial_rotary_factor": 1.0 if partial is None else partial,
+        },
         "config.json, RoPE settings",
     )
     original = _original_max_position(rope_type, values, config, max_position)
@@ -72,16 +77,13 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     return rope
 
 
-def _check_keys(rope_type: object, scaling: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _check_keys(rope_type: object, scaling: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` for what no formula here would read, or would miss."""
     if not isinstance(rope_type, str) or rope_type not in _KEYS:
         raise CheckpointError(
             f"Unsupported RoPE scaling type {rope_type!r}. "
             f"Supported: {', '.join(get_args(RopeType))}."
         )
-    partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise CheckpointError(f"partial_rotary_factor is {partial}; only 1.0 is supported.")
     known = _KEYS[rope_type] | _COMMON_KEYS
     if unknown := sorted(set(scaling) - known):
         raise CheckpointError(

@@ -10,20 +10,27 @@ import numpy as np
 import onnx_ir as ir
 
 from specexport.errors import CheckpointError
-from specexport.export.checkpoint import TensorSource, as_dtype
+from specexport.export.checkpoint import Checkpoint, TensorSource, as_dtype
+from specexport.export.config import DecoderConfig
 from specexport.export.graph_io import DecoderGraph
 from specexport.export.layers import DATA_TYPES, Weight
 from specexport.export.manifest import FileEntry
+from specexport.export.mtp_tensors import mtp_tensors
 
 _ALIGNMENT = 4096  # a page, so that engines can map tensors
 _BLOCK_BYTES = 1 << 26
+
+MTP_NOTE = "The checkpoint holds a multi-token-prediction module; --method mtp uses it."
 
 # Tensors that some checkpoints carry and no forward pass reads.
 _UNREAD_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".self_attn.bias")
 
 
-def check_tensors(graph: DecoderGraph, checkpoint: TensorSource, tied: bool) -> None:
-    """Raise `CheckpointError` for a missing or unread tensor or one of the wrong shape."""
+def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, config: DecoderConfig) -> None:
+    """Raise `CheckpointError` for a missing or unread tensor or one of the wrong shape.
+
+    A multi-token-prediction module is left out with a note.
+    """
     names = set(checkpoint.names())
     needed = {weight.source for weight in graph.builder.weights.values()}
     if missing := sorted(needed - names):
@@ -31,8 +38,11 @@ def check_tensors(graph: DecoderGraph, checkpoint: TensorSource, tied: bool) -> 
             f"{checkpoint.source} lacks {len(missing)} tensor(s) that its config calls for, "
             f"first {missing[0]!r}. Is the download complete, and config.json of this model?"
         )
-    ignorable = {"lm_head.weight"} if tied else set()
-    unread = [n for n in sorted(names - needed - ignorable) if not n.endswith(_UNREAD_SUFFIXES)]
+    ignorable = {"lm_head.weight"} if config.tied_embeddings else set()
+    if mtp := mtp_tensors(names - needed, config.num_layers):
+        checkpoint.notes.append(MTP_NOTE)
+    spare = names - needed - ignorable - mtp
+    unread = [n for n in sorted(spare) if not n.endswith(_UNREAD_SUFFIXES)]
     if unread:
         raise CheckpointError(
             f"{checkpoint.source} holds {len(unread)} tensor(s) that its config does not call for, "
@@ -98,7 +108,10 @@ def _arrays(
 
 def _read(weight: Weight, checkpoint: TensorSource) -> np.ndarray[Any, Any]:
     tensor = as_dtype(checkpoint.tensor(weight.source), weight.weight_type, weight.source)
-    return np.ascontiguousarray(tensor.T if weight.transpose else tensor)
+    if (rows := weight.head_rows) is not None:
+        blocks = tensor.reshape(rows.num_heads, -1, *tensor.shape[1:])
+        tensor = blocks[:, rows.start : rows.stop]
+    return np.ascontiguousarray(np.swapaxes(tensor, -1, -2) if weight.transpose else tensor)
 
 
 def _write(

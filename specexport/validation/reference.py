@@ -14,6 +14,7 @@ from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Checkpoint, is_gguf, open_checkpoint
 from specexport.export.decoder import EMBEDDING
 from specexport.export.manifest import WeightType
+from specexport.export.moe import is_router
 
 
 class Reference:
@@ -75,8 +76,8 @@ def _round(model: Any, weight_type: WeightType) -> None:  # noqa: ANN401
     """Round what a bundle rounds, so that what is left to compare is the export."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[weight_type]
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not is_router(name):
                 parameter.copy_(parameter.to(dtype).float())
 
 

@@ -10,8 +10,10 @@ import pytest
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError, EngineError
+from specexport.export.build import build
 from specexport.export.manifest import GraphSpec, read_manifest
 from specexport.runtime.batch import Batch, Row
+from tests.tiny import write_checkpoint
 
 PROFILE = Profile(max_slots=3, max_length=100, max_query=32)
 
@@ -45,6 +47,20 @@ def test_the_cache_is_written_in_place_without_a_copy(
         [True, True, True, False, False, False],
         [False] * 6,
     ]
+
+
+def test_a_cache_of_latents_is_written_in_place_and_moved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "deepseek_v3")
+    spec = build(str(checkpoint), tmp_path / "bundle").target
+    with OrtRunner(tmp_path / "bundle" / spec.path, spec, PROFILE) as runner:
+        assert runner._cache.shape == (3, 1, 3, 1, 132, 32)
+        expected = step(runner, Row(0, [5, 6, 7, 8], 4))
+        step(runner, Row(0, [1], 1), Row(0, [2], 1), Row(0, [5, 6, 7], 1))
+        runner.move_slot(2, 0, 3)
+        np.testing.assert_allclose(step(runner, Row(3, [8], 1))[0], expected[3], atol=1e-5)
+    assert "copying past_cache" not in capfd.readouterr().err
 
 
 def test_an_unbound_cache_would_be_noticed(

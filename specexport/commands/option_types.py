@@ -1,0 +1,92 @@
+"""Values of options that are more than a word: trees and rules of acceptance."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel, ValidationError
+
+from specexport.errors import SpecExportError
+from specexport.export.manifest import (
+    DynamicTreeSpec,
+    LosslessAcceptance,
+    StaticTreeSpec,
+    TopAcceptance,
+    TypicalAcceptance,
+)
+from specexport.runtime.growth import check_choices
+
+
+class TreeType(click.ParamType):
+    """`dynamic[:DEPTH,TOP_K,NODES]`, or a list of paths as JSON or in a file."""
+
+    name = "tree"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> StaticTreeSpec | DynamicTreeSpec:
+        """Parse; fails with what was expected."""
+        if isinstance(value, BaseModel):
+            return value  # type: ignore[return-value]
+        word, _, numbers = str(value).partition(":")
+        try:
+            if word == "dynamic":
+                return DynamicTreeSpec(**_numbers(numbers, "depth", "top_k", "num_nodes"))
+            text = value if value.lstrip().startswith("[") else Path(value).read_text()
+            tree = StaticTreeSpec(choices=json.loads(text))
+            check_choices(tree.choices)
+        except SpecExportError as error:
+            self.fail(str(error), param, ctx)
+        except (ValueError, TypeError, OSError, RecursionError) as error:
+            self.fail(
+                f"{value!r} is no tree ({_first_line(error)}). Give dynamic, "
+                "dynamic:DEPTH,TOP_K,NODES, or paths such as [[0],[1],[0,0]], as JSON or a file.",
+                param,
+                ctx,
+            )
+        return tree
+
+
+class AcceptanceType(click.ParamType):
+    """`lossless`, `typical[:EPSILON,DELTA]` or `top[:N,DELTA]`."""
+
+    name = "rule"
+    _rules: dict[str, tuple[type[BaseModel], tuple[str, ...]]] = {
+        "lossless": (LosslessAcceptance, ()),
+        "typical": (TypicalAcceptance, ("epsilon", "delta")),
+        "top": (TopAcceptance, ("n", "delta")),
+    }
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> LosslessAcceptance | TypicalAcceptance | TopAcceptance:
+        """Parse; fails with what was expected."""
+        if isinstance(value, BaseModel):
+            return value  # type: ignore[return-value]
+        word, _, numbers = str(value).partition(":")
+        try:
+            rule, names = self._rules[word]
+            return rule(**_numbers(numbers, *names))  # type: ignore[return-value]
+        except (KeyError, ValueError) as error:
+            self.fail(
+                f"{value!r} is no rule ({_first_line(error)}). Give lossless, "
+                "typical[:EPSILON,DELTA] or top[:N,DELTA].",
+                param,
+                ctx,
+            )
+
+
+def _numbers(text: str, *names: str) -> dict[str, float]:
+    """`a,b` as the first of the named numbers."""
+    values = [float(part) for part in text.split(",")] if text else []
+    if len(values) > len(names):
+        raise ValueError(f"{len(values)} numbers, at most {len(names)}")
+    return dict(zip(names, values, strict=False))
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
