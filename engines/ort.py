@@ -40,9 +40,7 @@ class OrtRunner:
         self._cache = _allocate_cache(spec, profile, profile.max_length + profile.max_query)
         self._bindings: dict[int, Any] = {}
         self._buffers: dict[str, NDArray[np.float32]] = {}
-        self._hidden_shape = next(
-            (o.shape for o in spec.outputs if o.name == "hidden_states"), None
-        )
+        self._states = next((o for o in spec.outputs if o.name in _STATES), None)
 
     def run(self, step: StepInput) -> StepOutput:
         """Run one step; raises `EngineError` with ONNX Runtime's reason if it fails."""

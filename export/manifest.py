@@ -215,6 +215,7 @@ class Provenance(_Frozen):
 
     checkpoint: str
     draft_checkpoint: str | None = None
+    head_checkpoint: str | None = None
     notes: tuple[str, ...] = ()
     """What was decided about the checkpoints on reading them."""
     argv: tuple[str, ...] = ()

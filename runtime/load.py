@@ -44,8 +44,8 @@ def load_loop(
 ) -> SpeculativeLoop:
     """Load target and drafter; raises `ConfigError` where the options do not fit the bundle."""
     method, lookup = _method(bundle, manifest, options), _lookup(manifest, options)
-    k = _depth(method, lookup, options)
-    grower = _grower(method, k)
+    grower = _grower(method, options)
+    k = _depth(method, lookup, grower, options)
     max_nodes = max(k, grower.max_nodes if grower else 0)
     profile = Profile(
         max_slots=options.max_slots,
@@ -107,7 +107,9 @@ def _lookup(manifest: Manifest, options: EngineOptions) -> LookupMethod | None:
     return own if own and own.kind == options.lookup else _LOOKUPS[options.lookup]()
 
 
-def _depth(method: Method, lookup: LookupMethod | None, options: EngineOptions) -> int:
+def _depth(
+    method: Method, lookup: LookupMethod | None, grower: Grower | None, options: EngineOptions
+) -> int:
     """The draft length limit K."""
     if isinstance(method, NoMethod):
         if options.method != "none" and options.num_speculative_tokens:
@@ -118,15 +120,16 @@ def _depth(method: Method, lookup: LookupMethod | None, options: EngineOptions) 
         return 0
     if options.num_speculative_tokens is not None:
         return options.num_speculative_tokens
-    tree = getattr(method, "tree", None)
-    own = _grow(tree).depth if tree else method.num_speculative_tokens
+    own = grower.depth if grower else method.num_speculative_tokens
     return max(own, lookup.num_speculative_tokens) if lookup else own
 
 
-def _grower(method: Method, k: int) -> StaticTree | DynamicTree | None:
+def _grower(method: Method, options: EngineOptions) -> StaticTree | DynamicTree | None:
     if not isinstance(method, DraftMethod | HeadMethod | MedusaMethod):
         return None
-    return _grow(method.tree) if method.tree else StaticTree.chain(k)
+    if method.tree:
+        return _grow(method.tree)
+    return StaticTree.chain(options.num_speculative_tokens or method.num_speculative_tokens)
 
 
 def _grow(tree: StaticTreeSpec | DynamicTreeSpec) -> StaticTree | DynamicTree:

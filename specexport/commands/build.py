@@ -2,29 +2,53 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
+from pydantic import BaseModel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from specexport.commands.common import console
+from specexport.commands.option_types import AcceptanceType, TreeType
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import (
     DraftMethod,
+    DynamicTreeSpec,
+    HeadMethod,
+    LosslessAcceptance,
     Manifest,
+    MedusaMethod,
     Method,
     NgramMethod,
     NoMethod,
+    StaticTreeSpec,
     SuffixMethod,
+    TopAcceptance,
+    TypicalAcceptance,
 )
 
-_Kind = Literal["ngram", "suffix", "draft", "none"]
+_METHODS: dict[str, type[BaseModel]] = {
+    "ngram": NgramMethod,
+    "suffix": SuffixMethod,
+    "draft": DraftMethod,
+    "medusa": MedusaMethod,
+    "eagle": HeadMethod,
+    "eagle3": HeadMethod,
+    "mtp": HeadMethod,
+    "none": NoMethod,
+}
+_LOOKUPS: dict[str, type[NgramMethod | SuffixMethod]] = {
+    "ngram": NgramMethod,
+    "suffix": SuffixMethod,
+}
 _EXAMPLES = """\b
 Examples:
   specexport build HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2
   specexport build ./Qwen2.5-Coder-1.5B-Instruct --draft ./Qwen2.5-Coder-0.5B-Instruct -o coder
   specexport build model.gguf --method ngram -k 8 -o bundle
+  specexport build ./Llama-3.1-8B-Instruct --method eagle3 --head ./EAGLE3-LLaMA3.1-8B -o eagle
+  specexport build ./MiMo-7B-RL --method mtp -o mimo
 """
 
 
@@ -39,10 +63,33 @@ Examples:
 )
 @click.option(
     "--method",
-    type=click.Choice(["ngram", "suffix", "draft", "none"]),
+    type=click.Choice(list(_METHODS)),
     help="How to draft  [default: draft with --draft, else ngram].",
 )
 @click.option("--draft", metavar="MODEL", help="Smaller model with the same tokenizer.")
+@click.option(
+    "--head",
+    metavar="PATH",
+    help="Head of method medusa, eagle or eagle3: a directory, file or hub id; MTP is in MODEL.",
+)
+@click.option(
+    "--tree",
+    type=TreeType(),
+    help="Shape of a model's or head's drafts: dynamic[:DEPTH,TOP_K,NODES], or paths such as "
+    "[[0],[1],[0,0]], as JSON or a file  [default: a chain].",
+)
+@click.option(
+    "--lookup",
+    type=click.Choice(["ngram", "suffix"]),
+    help="Asked first; the method drafts where it finds nothing.",
+)
+@click.option(
+    "--acceptance",
+    type=AcceptanceType(),
+    default="lossless",
+    show_default=True,
+    help="Or one of the LOSSY rules typical[:EPSILON,DELTA] and top[:N,DELTA].",
+)
 @click.option("-k", "--num-speculative-tokens", type=click.IntRange(1), help="Draft length.")
 @click.option("--max-ngram", type=click.IntRange(1), help="Longest n-gram looked up.")
 @click.option("--min-ngram", type=click.IntRange(1), help="Shortest n-gram looked up.")
@@ -69,8 +116,12 @@ Examples:
 def command(
     model: str,
     output: Path,
-    method: _Kind | None,
+    method: str | None,
     draft: str | None,
+    head: str | None,
+    tree: StaticTreeSpec | DynamicTreeSpec | None,
+    lookup: Literal["ngram", "suffix"] | None,
+    acceptance: LosslessAcceptance | TypicalAcceptance | TopAcceptance,
     num_speculative_tokens: int | None,
     max_ngram: int | None,
     min_ngram: int | None,
@@ -88,6 +139,7 @@ def command(
     """
     kind = method or ("draft" if draft else "ngram")
     given = {
+        "tree": tree,
         "num_speculative_tokens": num_speculative_tokens,
         "max_ngram": max_ngram,
         "min_ngram": min_ngram,
@@ -98,6 +150,9 @@ def command(
     options = BuildOptions(
         method=_method(kind, {key: value for key, value in given.items() if value is not None}),
         draft=draft,
+        head=head,
+        lookup=_LOOKUPS[lookup]() if lookup else None,
+        acceptance=acceptance,
         weight_type=weight_type,
         max_length=max_length,
         overwrite=overwrite,
@@ -121,18 +176,15 @@ def command(
         _summarise(output, manifest)
 
 
-def _method(kind: _Kind, values: dict[str, int]) -> Method:
+def _method(kind: str, values: dict[str, Any]) -> Method:
     """The method with the given values; an option of another method is refused."""
-    types: dict[_Kind, type[NgramMethod | SuffixMethod | DraftMethod | NoMethod]] = {
-        "ngram": NgramMethod,
-        "suffix": SuffixMethod,
-        "draft": DraftMethod,
-        "none": NoMethod,
-    }
+    fields = _METHODS[kind].model_fields
     for key in values:
-        if key not in types[kind].model_fields or kind == "none":
+        if key not in fields or kind == "none":
             raise ConfigError(f"--{key.replace('_', '-')} has no meaning for method {kind}.")
-    method = types[kind].model_validate(values)
+    if kind == "medusa" and isinstance(values.get("tree"), DynamicTreeSpec):
+        raise ConfigError("Method medusa drafts static trees alone. Give --tree a list of paths.")
+    method: Method = _METHODS[kind].model_validate({**values, "kind": kind})  # type: ignore[assignment]
     if isinstance(method, NgramMethod) and method.min_ngram > method.max_ngram:
         raise ConfigError(
             f"--min-ngram is {method.min_ngram}, above --max-ngram {method.max_ngram}."
@@ -145,6 +197,12 @@ def _summarise(output: Path, manifest: Manifest) -> None:
     target = manifest.target
     for note in manifest.provenance.notes:
         click.echo(f"Note: {note}")
+    if manifest.head:
+        click.echo(f"Head: {manifest.head.layout}")
+    if manifest.acceptance.kind != "lossless":
+        click.echo(
+            f"LOSSY: acceptance {manifest.acceptance.kind} changes the output's distribution."
+        )
     click.echo(
         f"{output}: {target.architecture}, {target.num_parameters / 1e6:.0f}M parameters, "
         f"{target.weight_type}, {target.max_length} tokens, method {manifest.method.kind}, "

@@ -9,7 +9,6 @@ from specexport.commands.common import (
     console,
     default_max_tokens,
     engine_options,
-    make_engine_options,
     make_params,
     sampling_options,
     stats_dict,
@@ -17,7 +16,7 @@ from specexport.commands.common import (
 )
 from specexport.errors import RequestError
 from specexport.runtime.engine import Engine
-from specexport.runtime.options import MethodName
+from specexport.runtime.options import EngineOptions
 from specexport.runtime.tokenizer import Message
 
 _HELP = "Commands: /stats the last turn's statistics, /new a new conversation, /bye (or Ctrl-D)."
@@ -41,14 +40,10 @@ def command(
     top_p: float,
     seed: int | None,
     max_tokens: int | None,
-    method: MethodName | None,
-    num_speculative_tokens: int | None,
-    max_length: int | None,
-    threads: int,
+    options: EngineOptions,
 ) -> None:
     """Talk with BUNDLE over several turns, in the model's own chat template."""
     make_params(temperature, top_k, top_p, seed, max_tokens)  # refuse before the bundle is loaded
-    options = make_engine_options(method, num_speculative_tokens, max_length, threads)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     table = None
@@ -82,7 +77,12 @@ def command(
                 click.echo()
                 answer = stream.result()
                 messages.append({"role": "assistant", "content": answer.text})
-                values = stats_dict(answer.stats, len(ids), len(answer.token_ids))
+                values = stats_dict(
+                    answer.stats,
+                    len(ids),
+                    len(answer.token_ids),
+                    is_lossless=engine.stats().is_lossless,
+                )
                 table = stats_table(values)
 
 

@@ -2,15 +2,17 @@
 
 import secrets
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from specexport.commands.option_types import AcceptanceType, TreeType
 from specexport.runtime.engine import Engine
-from specexport.runtime.options import EngineOptions, MethodName
+from specexport.runtime.options import EngineOptions, LookupName, MethodName
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.stats import RequestStats
 
@@ -38,13 +40,43 @@ def engine_options(function: F) -> F:
             help="Draft length; 0 decodes plainly  [default: the bundle's].",
         ),
         click.option(
+            "--acceptance",
+            type=AcceptanceType(),
+            help="lossless, or one of the LOSSY rules typical[:EPSILON,DELTA] and top[:N,DELTA]  "
+            "[default: the bundle's].",
+        ),
+        click.option(
+            "--tree",
+            type=TreeType(),
+            help="Shape of drafts: dynamic[:DEPTH,TOP_K,NODES], or paths as JSON  "
+            "[default: the bundle's].",
+        ),
+        click.option(
+            "--lookup",
+            type=click.Choice(get_args(LookupName)),
+            help="Asked first; the method drafts where it finds nothing  [default: the bundle's].",
+        ),
+        click.option(
             "--method",
-            type=click.Choice(["none", "ngram", "suffix", "draft"]),
+            type=click.Choice(get_args(MethodName)),
             help="How to draft  [default: the bundle's].",
         ),
     ):
         function = option(function)
-    return function
+    return _as_engine_options(function)
+
+
+def _as_engine_options(function: F) -> F:
+    """Collect what `engine_options` parsed into the one parameter `options`."""
+
+    @wraps(function)
+    def command(**values: Any) -> Any:  # noqa: ANN401 - whatever the command returns
+        names = ("method", "lookup", "tree", "acceptance", "num_speculative_tokens", "max_length")
+        chosen = {name: values.pop(name) for name in names}
+        options = EngineOptions(max_slots=1, num_threads=values.pop("threads"), **chosen)
+        return function(options=options, **values)
+
+    return command  # type: ignore[return-value]
 
 
 def sampling_options(function: F) -> F:
@@ -74,23 +106,6 @@ def sampling_options(function: F) -> F:
     return function
 
 
-def make_engine_options(
-    method: MethodName | None,
-    num_speculative_tokens: int | None,
-    max_length: int | None,
-    threads: int,
-    max_slots: int = 1,
-) -> EngineOptions:
-    """`EngineOptions` from the options of `engine_options`."""
-    return EngineOptions(
-        max_slots=max_slots,
-        max_length=max_length,
-        method=method,
-        num_speculative_tokens=num_speculative_tokens,
-        num_threads=threads,
-    )
-
-
 def make_params(
     temperature: float,
     top_k: int,
@@ -116,7 +131,9 @@ def default_max_tokens(engine: Engine, num_prompt: int) -> int:
     return max(min(DEFAULT_MAX_TOKENS, engine.max_length - num_prompt), 1)
 
 
-def stats_dict(stats: RequestStats, num_prompt: int, num_output: int) -> dict[str, Any]:
+def stats_dict(
+    stats: RequestStats, num_prompt: int, num_output: int, *, is_lossless: bool
+) -> dict[str, Any]:
     """A request's statistics for a program to read; seconds and tokens per second."""
     acceptance = stats.acceptance
     return {
@@ -126,7 +143,10 @@ def stats_dict(stats: RequestStats, num_prompt: int, num_output: int) -> dict[st
         "decode_time_s": stats.decode_time_s,
         "tokens_per_s": stats.tokens_per_s(num_output),
         "decode_steps": stats.num_decode_steps,
+        "lossless": is_lossless,
         "drafts": acceptance.num_drafts,
+        "draft_positions": sum(acceptance.proposed),
+        "draft_nodes": acceptance.num_nodes,
         "acceptance_rate": acceptance.rate,
         "acceptance_rate_per_position": acceptance.rate_per_position,
         "acceptance_length": acceptance.length,
@@ -149,6 +169,11 @@ def stats_table(values: dict[str, Any]) -> Table:
             f"{values['drafts']}, acceptance length {values['acceptance_length']:.2f}, "
             f"rate {values['acceptance_rate']:.2f}, per position {per_position}",
         )
+        if values["draft_nodes"] > values["draft_positions"]:
+            nodes = values["draft_nodes"] / values["drafts"]
+            table.add_row("trees", f"{nodes:.1f} nodes in each")
     else:
         table.add_row("drafts", "none")
+    if not values["lossless"]:
+        table.add_row("LOSSY", "accepted by a lossy rule: not the target's own distribution")
     return table

@@ -11,7 +11,6 @@ from specexport.commands.common import (
     console,
     default_max_tokens,
     engine_options,
-    make_engine_options,
     make_params,
     sampling_options,
     stats_dict,
@@ -19,7 +18,7 @@ from specexport.commands.common import (
 )
 from specexport.errors import ConfigError
 from specexport.runtime.engine import Engine
-from specexport.runtime.options import MethodName
+from specexport.runtime.options import EngineOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -50,10 +49,7 @@ def command(
     seed: int | None,
     max_tokens: int | None,
     ignore_eos: bool,
-    method: MethodName | None,
-    num_speculative_tokens: int | None,
-    max_length: int | None,
-    threads: int,
+    options: EngineOptions,
     as_json: bool,
 ) -> None:
     """Continue PROMPT (or a file, or `-` for standard input) with BUNDLE.
@@ -62,7 +58,6 @@ def command(
     """
     text = _read_prompt(prompt, file)
     make_params(temperature, top_k, top_p, seed, max_tokens)  # refuse before the bundle is loaded
-    options = make_engine_options(method, num_speculative_tokens, max_length, threads)
     with Engine(bundle, options) as engine:
         tokenizer = engine.tokenizer
         message = {"role": "user", "content": text}
@@ -80,7 +75,12 @@ def command(
             console.print("Interrupted.")
             sys.exit(130)
         completion = stream.result()
-        values = stats_dict(completion.stats, len(ids), len(completion.token_ids))
+        values = stats_dict(
+            completion.stats,
+            len(ids),
+            len(completion.token_ids),
+            is_lossless=engine.stats().is_lossless,
+        )
     if as_json:
         result = {
             "text": completion.text,

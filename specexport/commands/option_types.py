@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -18,13 +18,16 @@ from specexport.export.manifest import (
 from specexport.runtime.growth import check_choices
 
 
-class TreeType(click.ParamType):
+class TreeType(click.ParamType[Any]):
     """`dynamic[:DEPTH,TOP_K,NODES]`, or a list of paths as JSON or in a file."""
 
     name = "tree"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: Any,  # noqa: ANN401 - click's own signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> StaticTreeSpec | DynamicTreeSpec:
         """Parse; fails with what was expected."""
         if isinstance(value, BaseModel):
@@ -32,7 +35,8 @@ class TreeType(click.ParamType):
         word, _, numbers = str(value).partition(":")
         try:
             if word == "dynamic":
-                return DynamicTreeSpec(**_numbers(numbers, "depth", "top_k", "num_nodes"))
+                values = _numbers(numbers, "depth", "top_k", "num_nodes")
+                return DynamicTreeSpec.model_validate(values)
             text = value if value.lstrip().startswith("[") else Path(value).read_text()
             tree = StaticTreeSpec(choices=json.loads(text))
             check_choices(tree.choices)
@@ -48,18 +52,21 @@ class TreeType(click.ParamType):
         return tree
 
 
-class AcceptanceType(click.ParamType):
+class AcceptanceType(click.ParamType[Any]):
     """`lossless`, `typical[:EPSILON,DELTA]` or `top[:N,DELTA]`."""
 
     name = "rule"
-    _rules: dict[str, tuple[type[BaseModel], tuple[str, ...]]] = {
+    _rules: ClassVar[dict[str, tuple[type[BaseModel], tuple[str, ...]]]] = {
         "lossless": (LosslessAcceptance, ()),
         "typical": (TypicalAcceptance, ("epsilon", "delta")),
         "top": (TopAcceptance, ("n", "delta")),
     }
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: Any,  # noqa: ANN401 - click's own signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> LosslessAcceptance | TypicalAcceptance | TopAcceptance:
         """Parse; fails with what was expected."""
         if isinstance(value, BaseModel):
@@ -67,7 +74,7 @@ class AcceptanceType(click.ParamType):
         word, _, numbers = str(value).partition(":")
         try:
             rule, names = self._rules[word]
-            return rule(**_numbers(numbers, *names))  # type: ignore[return-value]
+            return rule.model_validate(_numbers(numbers, *names))  # type: ignore[return-value]
         except (KeyError, ValueError) as error:
             self.fail(
                 f"{value!r} is no rule ({_first_line(error)}). Give lossless, "
