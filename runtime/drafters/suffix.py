@@ -40,7 +40,7 @@ class SuffixDrafter(NoDrafter):
         if match.length < self._min_match:
             return Draft()
         copied = match.continuation(min(max_tokens, self._factor * match.length))
-        return Draft.certain(list(takewhile(END.__ne__, copied)))
+        return Draft.certain(list(takewhile(lambda token_id: token_id != END, copied)))
 
     def _match(self, request: Request) -> Match:
         text = self._texts.setdefault(request.id, SuffixAutomaton())

@@ -6,7 +6,7 @@ The reference is the definition: every suffix compared with every place, the lon
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specexport.runtime.drafters.base import DraftRequest
@@ -192,6 +192,7 @@ def test_no_match_spans_two_outputs() -> None:
     outputs=st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=20),
     max_tokens=st.integers(0, 60),
 )
+@example(outputs=[[1, 2, 3]], max_tokens=3)
 def test_the_store_keeps_its_budget_and_what_came_last(
     outputs: list[list[int]], max_tokens: int
 ) -> None:
