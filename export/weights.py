@@ -23,7 +23,7 @@ _BLOCK_BYTES = 1 << 26
 MTP_NOTE = "The checkpoint holds a multi-token-prediction module; --method mtp uses it."
 
 # Tensors that some checkpoints carry and no forward pass reads.
-_UNREAD_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".self_attn.bias")
+UNREAD_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".self_attn.bias")
 
 
 def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, config: DecoderConfig) -> None:
@@ -42,7 +42,7 @@ def check_tensors(graph: DecoderGraph, checkpoint: Checkpoint, config: DecoderCo
     if mtp := mtp_tensors(names - needed, config.num_layers):
         checkpoint.notes.append(MTP_NOTE)
     spare = names - needed - ignorable - mtp
-    unread = [n for n in sorted(spare) if not n.endswith(_UNREAD_SUFFIXES)]
+    unread = [n for n in sorted(spare) if not n.endswith(UNREAD_SUFFIXES)]
     if unread:
         raise CheckpointError(
             f"{checkpoint.source} holds {len(unread)} tensor(s) that its config does not call for, "

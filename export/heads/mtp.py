@@ -12,6 +12,7 @@ from specexport.export.heads.mtp_graph import MtpHead
 from specexport.export.heads.mtp_layouts import LAYOUTS, MtpLayout, MtpNames
 from specexport.export.heads.plan import HeadPlan, RenamedTensors
 from specexport.export.mtp_tensors import mtp_tensors
+from specexport.export.weights import UNREAD_SUFFIXES
 
 
 def plan_mtp(checkpoint: Checkpoint, target: DecoderConfig) -> HeadPlan:
@@ -24,6 +25,7 @@ def plan_mtp(checkpoint: Checkpoint, target: DecoderConfig) -> HeadPlan:
     names = layout.names.numbered(layer)
     files = mtp_tensors(checkpoint.names(), target.num_layers)
     files |= {name for name in checkpoint.names() if name.startswith(f"{names.block}.")}
+    files = {name for name in files if not name.endswith(UNREAD_SUFFIXES)}
     names, copies, notes = _borrow(checkpoint, target, names, files)
     head = MtpHead(
         layout=layout,

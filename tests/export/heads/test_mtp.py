@@ -204,6 +204,33 @@ def test_a_stored_embedding_or_output_matrix_that_differs_is_used(
     assert any(note.startswith(f"{name} differs from") for note in exported.plan.notes)
 
 
+def test_fp8_matrices_of_the_layer_are_dequantized(tmp_path: Path) -> None:
+    reference = write_mtp_checkpoint(tmp_path / "checkpoint", "deepseek_v3")
+    output = reference.model.model.layers[NUM_LAYERS].self_attn.o_proj.weight.data
+    block, factor = 16, 0.004
+    for name, matrix in (
+        ("model.layers.2.eh_proj.weight", reference.weights["projection"]),
+        ("model.layers.2.self_attn.o_proj.weight", output),
+    ):
+        stored = (matrix / factor).to(torch.float8_e4m3fn)
+        scales = torch.full([-(-size // block) for size in matrix.shape], factor)
+        replace_tensors(tmp_path / "checkpoint", {name: stored, f"{name}_scale_inv": scales})
+        matrix.copy_(stored.float() * factor)  # now the reference's, too
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [block, block]}
+    edit_config(tmp_path / "checkpoint", quantization_config=quantization)
+    head = export(tmp_path, reference).head()
+    hidden = reference.target_states(PROMPT)
+    logits, _ = reference.run(PROMPT, hidden)
+    np.testing.assert_allclose(head.run(PROMPT, hidden.numpy())[0], logits, atol=ATOL)
+
+
+def test_rotary_frequencies_that_nothing_reads_are_no_error(tmp_path: Path) -> None:
+    write_mtp_checkpoint(tmp_path, "mimo")
+    name = "model.mtp_layers.0.self_attn.rotary_emb.inv_freq"
+    replace_tensors(tmp_path, {name: torch.ones(4)})
+    assert name not in build(tmp_path).tensors.names()
+
+
 def test_copies_of_the_targets_matrices_are_optional(tmp_path: Path) -> None:
     reference = write_mtp_checkpoint(tmp_path, "deepseek_v3")
     assert reference.published.copies is not None
