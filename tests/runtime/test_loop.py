@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specexport.engines.step import Profile
+from specexport.export.manifest import Acceptance, LosslessAcceptance
 from specexport.runtime.distribution import to_distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, NoDrafter
@@ -78,9 +79,15 @@ def make_request(prompt: list[int], max_tokens: int, **params: Any) -> Request:
     )
 
 
-def make_loop(drafter: Drafter, k: int, eos_token_ids: Collection[int] = ()) -> SpeculativeLoop:
+def make_loop(
+    drafter: Drafter,
+    k: int,
+    eos_token_ids: Collection[int] = (),
+    acceptance: Acceptance = LosslessAcceptance(),
+) -> SpeculativeLoop:
     """A loop on the hash engine; trees may have more nodes than `k`."""
-    return SpeculativeLoop(HashEngine(has_taps=True), drafter, k, eos_token_ids, max(k, 8))
+    target = HashEngine(has_taps=True)
+    return SpeculativeLoop(target, drafter, k, eos_token_ids, max(k, 8), acceptance)
 
 
 def run(loop: SpeculativeLoop, requests: Sequence[Request]) -> dict[int, list[int]]:
