@@ -86,7 +86,10 @@ def test_pickled_weights_are_refused_with_the_remedy(checkpoint: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel. Supported: .*LlamaForCausalLM, "),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel. Supported: .*LlamaForCausalLM, ",
+        ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"hidden_size": "remove"}, "hidden_size is missing"),
