@@ -13,6 +13,15 @@ from typing import Any
 from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig, MlaConfig, MoeConfig
 from specexport.export.config_values import ConfigValues, check_values
+from specexport.export.family_defaults import (
+    COMMON,
+    DEEPSEEK,
+    ERNIE,
+    ERNIE_MOE,
+    GLM4,
+    QWEN,
+    QWEN_MOE,
+)
 from specexport.export.fp8 import read_block_size
 from specexport.export.mla_config import read_mla
 from specexport.export.moe_config import read_deepseek_moe, read_ernie_moe, read_qwen3_moe
@@ -104,112 +113,50 @@ def _window(values: ConfigValues, first_windowed_layer: int) -> int | None:
     )
 
 
-# A Mistral config without sliding_window means 4096; an explicit null means none.
-_COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
-_QWEN = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096}
-_QWEN_MOE = {
-    "num_key_value_heads": 4,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": False,
-    "decoder_sparse_step": 1,
-}
-_DEEPSEEK = {
-    "max_position_embeddings": 4096,
-    "attention_bias": False,
-    "rope_interleave": True,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "n_group": 8,
-    "topk_group": 4,
-    "first_k_dense_replace": 3,
-}
-_GLM4 = {
-    "max_position_embeddings": 131072,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 1408,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
-_ERNIE = {
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-}
-_ERNIE_MOE = {
-    "num_key_value_heads": 4,
-    "moe_num_experts": 64,
-    "moe_k": 6,
-    "moe_intermediate_size": 1536,
-    "moe_num_shared_experts": 2,
-    "moe_layer_start_index": 1,
-    "moe_layer_end_index": -1,
-    "moe_layer_interval": 1,
-    "moe_norm_min": 1e-12,
-}
-
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(
-        "llama", {**_COMMON, "max_position_embeddings": 2048}, _llama_features
+        "llama", {**COMMON, "max_position_embeddings": 2048}, _llama_features
     ),
+    # A Mistral config without sliding_window means 4096; an explicit null means none.
     "MistralForCausalLM": Family(
         "mistral",
         {
-            **_COMMON,
+            **COMMON,
             "max_position_embeddings": 131072,
             "num_key_value_heads": 8,
             "sliding_window": 4096,
         },
         _mistral_features,
     ),
-    "Qwen2ForCausalLM": Family("qwen2", {**_COMMON, **_QWEN}, _qwen2_features),
-    "Qwen3ForCausalLM": Family("qwen3", {**_COMMON, **_QWEN, "head_dim": 128}, _qwen3_features),
+    "Qwen2ForCausalLM": Family("qwen2", {**COMMON, **QWEN}, _qwen2_features),
+    "Qwen3ForCausalLM": Family("qwen3", {**COMMON, **QWEN, "head_dim": 128}, _qwen3_features),
     "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe", {**_COMMON, **_QWEN, **_QWEN_MOE}, _qwen3_moe_features, moe=read_qwen3_moe
+        "qwen3_moe", {**COMMON, **QWEN, **QWEN_MOE}, _qwen3_moe_features, moe=read_qwen3_moe
     ),
     "DeepseekV3ForCausalLM": Family(
         "deepseek_v3",
-        {**_COMMON, **_DEEPSEEK},
+        {**COMMON, **DEEPSEEK},
         _deepseek_features,
         moe=read_deepseek_moe,
         mla=read_mla,
     ),
     "Glm4MoeForCausalLM": Family(
         "glm4_moe",
-        {**_COMMON, **_GLM4},
+        {**COMMON, **GLM4},
         _glm4_features,
         moe=read_deepseek_moe,
         partial_rotary=True,
     ),
     # A Qwen2 body; its own modeling file adds the multi-token-prediction layers alone.
-    "MiMoForCausalLM": Family("mimo", {**_COMMON, **_QWEN}, _qwen2_features),
+    "MiMoForCausalLM": Family("mimo", {**COMMON, **QWEN}, _qwen2_features),
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
-        {**_COMMON, **_ERNIE, "num_key_value_heads": 2, "head_dim": 128},
+        {**COMMON, **ERNIE, "num_key_value_heads": 2, "head_dim": 128},
         _ernie_features,
     ),
     "Ernie4_5_MoeForCausalLM": Family(
         "ernie4_5_moe",
-        {**_COMMON, **_ERNIE, **_ERNIE_MOE},
+        {**COMMON, **ERNIE, **ERNIE_MOE},
         _ernie_moe_features,
         moe=read_ernie_moe,
     ),

@@ -56,7 +56,10 @@ def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transfo
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    # MiMo's own class is code on the hub; its body is Qwen2's.
+    is_mimo = checkpoint.config.get("model_type") == "mimo"
+    model_class = transformers.Qwen2ForCausalLM if is_mimo else transformers.AutoModelForCausalLM
+    load = model_class.from_pretrained
     path = Path(source).expanduser()
     try:
         with redirect_stderr(StringIO()):  # progress bars that no setting turns off
@@ -65,7 +68,7 @@ def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transfo
                 _share_twins(model, checkpoint)
             else:
                 model = load(getattr(checkpoint, "path", source), dtype=torch.float32)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise CheckpointError(f"transformers cannot load {source}: {first}") from None
     model.generation_config = transformers.GenerationConfig()  # no hidden penalties

@@ -74,6 +74,9 @@ def test_partial_rotary_is_glms_alone() -> None:
     for architecture in sorted(FAMILIES.keys() - {"Glm4MoeForCausalLM"}):
         with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5"):
             read(architecture, max_position_embeddings=64, partial_rotary_factor=0.5)
+    inside = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5"):
+        read("LlamaForCausalLM", rope_parameters=inside)
 
 
 def test_a_rotation_of_an_odd_number_of_dimensions_is_refused() -> None:

@@ -106,7 +106,7 @@ def test_frequency_factors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"rope_type": "longrope", "factor": 2.0}, "Unsupported RoPE scaling type 'longrope'"),
         ({"rope_type": "linear", "factor": 2.0, "short_factor": [1.0]}, "'short_factor'"),
         ({"rope_type": "llama3", "factor": 2.0}, "needs high_freq_factor, low_freq_factor"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_type": "default", "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     ],
 )
 def test_an_unknown_setting_is_refused(scaling: dict[str, Any], message: str) -> None:
