@@ -452,6 +452,10 @@ REFUSED = {
         changed("speculators, Llama", {"speculators_model_type": "peagle"}),
         "drafts all tokens in one pass",
     ),
+    "P-EAGLE by its mask token": (
+        changed("ModelOpt", {"ptd_token_id": 0}),
+        "drafts all tokens in one pass",
+    ),
     "parallel heads": (
         changed("ModelOpt", {"eagle_config": {"parallel_draft_step": 4}}),
         r"parallel draft heads \(eagle_config.parallel_draft_step\)",
