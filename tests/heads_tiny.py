@@ -52,6 +52,7 @@ class Target:
     """A tiny Llama, written, and its graph with weights: the lender of embedding and lm_head."""
 
     folder: Path
+    checkpoint: HuggingFaceCheckpoint
     config: DecoderConfig
     graph: DecoderGraph
     embedding: torch.Tensor  # [V, H], fp64
@@ -68,6 +69,7 @@ def make_target(folder: Path, **overrides: Any) -> Target:
     model = make_model("llama", **options)
     return Target(
         folder,
+        checkpoint,
         config,
         graph,
         model.get_input_embeddings().weight.detach().double(),

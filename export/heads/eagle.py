@@ -8,6 +8,7 @@ target's final norm gives, or the head's own last x. EAGLE-2 is the same file, d
 from dataclasses import dataclass
 
 from specexport.errors import CheckpointError
+from specexport.export.checkpoint import TensorSource
 from specexport.export.config import DecoderConfig
 from specexport.export.graph_io import DecoderGraph
 from specexport.export.heads.check import check_head_tensors
@@ -18,6 +19,7 @@ from specexport.export.heads.names import FC_BIAS, rename_eagle
 from specexport.export.heads.plan import HeadGraphs, HeadPlan, RenamedTensors
 from specexport.export.heads.step_graph import StepOutputs, close_step_graph, step_inputs
 from specexport.export.heads.vocabulary_weights import (
+    borrow_equal_embedding,
     check_embedding,
     embedding_table,
     target_lm_head,
@@ -55,8 +57,13 @@ class _Eagle:
         return close_step_graph(g, self.config, inputs, StepOutputs(logits, rows, presents))
 
 
-def plan_eagle(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
-    """Recognise an EAGLE-1/2 head of `target`; raises `CheckpointError` saying what misfits."""
+def plan_eagle(
+    head: HeadCheckpoint, target: DecoderConfig, lent: TensorSource | None = None
+) -> HeadPlan:
+    """Recognise an EAGLE-1/2 head of `target`; raises `CheckpointError` saying what misfits.
+
+    `lent` holds the target's tensors: a copy of its embedding in the head is then borrowed.
+    """
     tensors = rename_eagle(head)
     if "layers.0.hidden_norm.weight" in tensors.renamed:
         raise CheckpointError(
@@ -70,5 +77,6 @@ def plan_eagle(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
             "an EAGLE head is as wide as its target. Is the head of this target?"
         )
     check_embedding(tensors, config.hidden_size, target)
+    tensors, notes = borrow_equal_embedding(tensors, config, lent)
     eagle = _Eagle(config, target, tensors)
-    return HeadPlan(_LAYOUT, (FINAL_NORM,), tensors, eagle.build)
+    return HeadPlan(_LAYOUT, (FINAL_NORM,), tensors, eagle.build, notes=notes)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from specexport.errors import CheckpointError
+from specexport.export.checkpoint import TensorSource
 from specexport.export.config import DecoderConfig
 from specexport.export.graph_io import DecoderGraph, close_graph, graph_input, graph_output
 from specexport.export.heads.check import check_head_tensors
@@ -27,6 +28,7 @@ from specexport.export.heads.step_graph import StepOutputs, close_step_graph, st
 from specexport.export.heads.taps import read_taps
 from specexport.export.heads.token_map import read_token_map
 from specexport.export.heads.vocabulary_weights import (
+    borrow_equal_embedding,
     check_embedding,
     embedding_table,
     num_outputs,
@@ -105,8 +107,13 @@ class _Eagle3:
         return name in self.tensors.renamed
 
 
-def plan_eagle3(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
-    """Recognise an EAGLE-3 head of `target`; raises `CheckpointError` saying what misfits."""
+def plan_eagle3(
+    head: HeadCheckpoint, target: DecoderConfig, lent: TensorSource | None = None
+) -> HeadPlan:
+    """Recognise an EAGLE-3 head of `target`; raises `CheckpointError` saying what misfits.
+
+    `lent` holds the target's tensors: a copy of its embedding in the head is then borrowed.
+    """
     files = list(head.names())
     layout = read_layout(head.config, files, head.source)
     maps = {name.removeprefix("model."): name for name in files if name.endswith(("d2t", "t2d"))}
@@ -125,8 +132,9 @@ def plan_eagle3(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
         config, vocab_size=num_outputs(config, layout.draft_vocab_size, tensors, target)
     )
     token_map = read_token_map(head, maps, config.vocab_size, target.vocab_size)
+    tensors, notes = borrow_equal_embedding(tensors, config, lent)
     eagle3 = _Eagle3(layout, config, target, tensors, len(taps))
-    return HeadPlan(layout.name, taps, tensors, eagle3.build, token_map)
+    return HeadPlan(layout.name, taps, tensors, eagle3.build, token_map, notes)
 
 
 def _check_fc(tensors: RenamedTensors, num_taps: int, target: DecoderConfig) -> None:

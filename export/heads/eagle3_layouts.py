@@ -91,13 +91,15 @@ def _refuse_variants(config: Config, files: Collection[str], source: str) -> Non
     eagle_config = eagle_config if isinstance(eagle_config, dict) else {}
     kind = config.get("speculators_model_type", "eagle3")
     parallel = {"mask_hidden", "model.mask_hidden"} & set(files) or kind == "peagle"
-    parallel_keys = {"pard_token", "ptd_token_id", "parallel_drafting"} & config.keys()
+    mask_ids = [config.get(key) for key in ("pard_token", "ptd_token_id")]
     reasons = {
         "it has multi-head latent attention (Eagle3DeepseekV2ForCausalLM)": any(
             "kv_a_proj_with_mqa" in name for name in files
         ),
         "it drafts all tokens in one pass (P-EAGLE, parallel drafting)": bool(
-            parallel or any(config[key] for key in parallel_keys)
+            parallel
+            or config.get("parallel_drafting")
+            or any(token_id is not None for token_id in mask_ids)
         ),
         "it has parallel draft heads (eagle_config.parallel_draft_step)": any(
             "parallel_draft_heads." in name for name in files

@@ -71,6 +71,10 @@ class RenamedTensors:
         """Read one tensor."""
         return self._tensors.tensor(self._original(name))
 
+    def without(self, name: str) -> "RenamedTensors":
+        """The same but for one tensor."""
+        return RenamedTensors(self._tensors, {k: v for k, v in self.renamed.items() if k != name})
+
     def _original(self, name: str) -> str:
         if name not in self.renamed:
             raise CheckpointError(f"{self.source} holds no tensor for {name!r}.")

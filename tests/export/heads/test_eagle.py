@@ -144,6 +144,25 @@ def test_the_embedding_and_output_matrix_of_the_target_are_not_stored_again(
     assert not any(VOCAB_SIZE in w.shape for w in graphs.step.builder.weights.values())
 
 
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_copy_of_the_targets_embedding_is_stored_once(
+    altered: bool, target: Target, tmp_path: Path
+) -> None:
+    w = {**Case().weights(), "embed_tokens.weight": target.embedding.float()}
+    w["embed_tokens.weight"][-1, -1] += 0.5 if altered else 0
+    plan = plan_eagle(
+        open_head(write_head(tmp_path / "head", CONFIG, w)), target.config, target.checkpoint
+    )
+    assert ("embed_tokens.weight" in plan.tensors.renamed) == altered
+    assert plan.notes == (
+        () if altered else ("The head's embedding is the target's: stored once.",)
+    )
+    features = Random(9).matrix(3, HIDDEN)
+    logits, _ = StepSession(plan, target, tmp_path).run([[4, 9, VOCAB_SIZE - 1]], [features])
+    expected, _ = reference(w, CONFIG, target, [4, 9, VOCAB_SIZE - 1], features)
+    np.testing.assert_allclose(logits[0], expected[-1], atol=ATOL)
+
+
 def changed(**changes: torch.Tensor | None) -> Tensors:
     found = {**Case().weights(), **{k.replace("__", "."): v for k, v in changes.items()}}
     return {name: tensor for name, tensor in found.items() if tensor is not None}

@@ -452,6 +452,10 @@ REFUSED = {
         changed("speculators, Llama", {"speculators_model_type": "peagle"}),
         "drafts all tokens in one pass",
     ),
+    "P-EAGLE by its mask token": (
+        changed("ModelOpt", {"ptd_token_id": 0}),
+        "drafts all tokens in one pass",
+    ),
     "parallel heads": (
         changed("ModelOpt", {"eagle_config": {"parallel_draft_step": 4}}),
         r"parallel draft heads \(eagle_config.parallel_draft_step\)",
@@ -489,3 +493,19 @@ def test_a_stored_output_matrix_is_believed_whatever_the_config_ties(
     assert step is not None
     assert step.builder.weights["lm_head.weight"].shape == (V_DRAFT, HIDDEN)
     assert step.builder.borrowed == {}
+
+
+@pytest.mark.parametrize("name", ["AngelSlim", "tied to its own embedding"])
+def test_a_copy_of_the_targets_embedding_is_borrowed_unless_it_is_the_output_matrix(
+    name: str, target: Target, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    tensors = case.tensors()
+    copied = {case.spell("embed_tokens.weight"): target.embedding.float()}
+    head = open_head(write_head(tmp_path / "head", case.config, {**tensors, **copied}))
+    plan = plan_eagle3(head, target.config, target.checkpoint)
+    assert ("embed_tokens.weight" in plan.tensors.renamed) == (not case.own_lm_head)
+    step = plan.build(target.graph.builder, "fp32", CAPACITY).step
+    assert step is not None
+    expected = ["model.embed_tokens.weight"] if case.own_lm_head else []
+    assert list(step.builder.borrowed) == expected

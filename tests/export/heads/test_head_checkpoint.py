@@ -133,3 +133,20 @@ def test_numbers_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
 def test_what_is_neither_a_path_nor_a_hub_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither an existing path nor a hub id"):
         open_head(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_pickles_are_downloaded_only_where_there_are_no_safetensors(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    folder, asked = write_head(tmp_path / "head", {}, tensors(), kind), []
+
+    def snapshot(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append("*.bin" in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert sorted(open_head("org/head").names()) == sorted(tensors())
+    assert asked == ([False] if kind == "safetensors" else [False, True])
