@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from specexport.errors import ConfigError
 from specexport.runtime.distribution import Distribution, to_distribution
 from specexport.runtime.draft import Draft
+from specexport.runtime.lengths import DraftShape
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.tree import ROOT
@@ -70,6 +71,10 @@ class Grower(Protocol):
     """Tokens on the longest path of a whole draft."""
     max_nodes: int
     """Most nodes of a draft, and of what is computed for one."""
+
+    def shape(self, depth: int) -> DraftShape:
+        """What drafts of that depth consist of."""
+        ...
 
     def start(
         self, params: SamplingParams, position: int, depth: int, token_map: "TokenMap"
@@ -138,6 +143,14 @@ class StaticTree:
     def chain(cls, length: int) -> "StaticTree":
         """The tree of width one."""
         return cls([(0,) * depth for depth in range(1, length + 1)])
+
+    def shape(self, depth: int) -> DraftShape:
+        """The nodes down to `depth`; the inner ones of each level are computed together."""
+        kept = [choice for choice in self.choices if len(choice) <= depth]
+        inner = [choice for choice in self.children if choice and len(choice) < depth]
+        levels = range(1, min(depth, self.depth))
+        widths = tuple(sum(len(choice) == level for choice in inner) for level in levels)
+        return DraftShape(len(kept), (1, *widths) if depth else ())
 
     def start(
         self, params: SamplingParams, position: int, depth: int, token_map: TokenMap
@@ -227,6 +240,12 @@ class DynamicTree:
         """`depth` counts levels of drafted tokens, the children of the text included."""
         self.depth, self.top_k, self.num_nodes = depth, top_k, num_nodes
         self.max_nodes = max(num_nodes, top_k * (depth - 1))
+
+    def shape(self, depth: int) -> DraftShape:
+        """The likeliest paths of each level are computed together."""
+        depth = min(depth, self.depth)
+        grown = self.top_k + max(depth - 1, 0) * self.top_k**2 if depth else 0
+        return DraftShape(min(self.num_nodes, grown), (1, *[self.top_k] * (depth - 1))[:depth])
 
     def start(
         self, params: SamplingParams, position: int, depth: int, token_map: TokenMap

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specexport.engines.ort import OrtFunction, OrtRunner
+from specexport.engines.ort import OrtFunction, OrtRunner, usable_cpus
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.manifest import (
@@ -23,6 +23,7 @@ from specexport.export.manifest import (
     StaticTreeSpec,
     SuffixMethod,
 )
+from specexport.runtime.costs import costs_of
 from specexport.runtime.drafters.base import Drafter, NoDrafter
 from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.medusa import MedusaDrafter
@@ -30,7 +31,8 @@ from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
-from specexport.runtime.loop import SpeculativeLoop
+from specexport.runtime.lengths import AdaptiveLength, DraftShape
+from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.options import EngineOptions
 
 _LOOKUPS: dict[str, type[NgramMethod | SuffixMethod]] = {
@@ -55,13 +57,15 @@ def load_loop(
         num_threads=options.num_threads,
     )
     target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
+    loader = _Loader(bundle, manifest, profile, grower, is_adaptive=options.adaptive)
     try:
-        drafter = _Loader(bundle, manifest, profile, grower).drafter(method, lookup if k else None)
+        drafter = loader.drafter(method, lookup if k else None)
+        lengths = loader.lengths(target, k) if options.adaptive and k else None
     except BaseException:
         target.close()
         raise
-    acceptance = options.acceptance or manifest.acceptance
-    return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids, max_nodes, acceptance)
+    policy = Policy(max_nodes, options.acceptance or manifest.acceptance, lengths)
+    return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids, policy)
 
 
 def _method(bundle: Path, manifest: Manifest, options: EngineOptions) -> Method:
@@ -142,15 +146,32 @@ class _Loader:
     """Opens the graphs of a bundle's drafter."""
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, profile: Profile, grower: Grower | None
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        profile: Profile,
+        grower: Grower | None,
+        *,
+        is_adaptive: bool,
     ) -> None:
         self._bundle, self._manifest = bundle, manifest
         self._profile, self._grower = profile, grower
+        self._is_adaptive = is_adaptive
+        self._opened: OrtRunner | None = None
 
     def drafter(self, method: Method, lookup: LookupMethod | None) -> Drafter:
         """The method's drafter, after the lookup where there is one."""
         own = self._own(method)
         return FirstOf(self._own(lookup), own) if lookup else own
+
+    def lengths(self, target: OrtRunner, k: int) -> AdaptiveLength:
+        """Draft lengths up to `k` by what the graphs' steps cost."""
+        runners = [target, self._opened] if self._opened else [target]
+        costs = costs_of(self._bundle, runners, self._threads or usable_cpus())
+        shape = self._grower.shape if self._grower else DraftShape.chain
+        drafter = costs[self._opened.spec.path] if self._opened else None
+        shapes = [shape(length) for length in range(k + 1)]
+        return AdaptiveLength(costs[target.spec.path], drafter, shapes)
 
     def _own(self, method: Method) -> Drafter:
         if isinstance(method, NgramMethod):
@@ -164,7 +185,8 @@ class _Loader:
         if isinstance(method, DraftMethod):
             assert manifest.draft is not None
             shared = TokenMap(min(manifest.target.vocab_size, manifest.draft.vocab_size))
-            return ModelDrafter(self._runner(manifest.draft), self._grower, shared)
+            runner = self._runner(manifest.draft)
+            return ModelDrafter(runner, self._grower, shared, is_certain=self._is_adaptive)
         assert manifest.head is not None
         if isinstance(method, MedusaMethod):
             return self._medusa(manifest.head)
@@ -178,7 +200,14 @@ class _Loader:
         token_map = TokenMap(size, target_ids)
         fuse = OrtFunction(self._bundle / head.fuse.path, self._threads) if head.fuse else None
         runner = self._runner(head.step)
-        return ModelDrafter(runner, self._grower, token_map, is_head=True, fuse=fuse)
+        return ModelDrafter(
+            runner,
+            self._grower,
+            token_map,
+            is_head=True,
+            fuse=fuse,
+            is_certain=self._is_adaptive,
+        )
 
     def _medusa(self, head: HeadSpec) -> Drafter:
         assert head.medusa is not None
@@ -205,7 +234,8 @@ class _Loader:
             max_query=self._profile.max_query,
             num_threads=self._threads,
         )
-        return OrtRunner(self._bundle / spec.path, spec, own)
+        self._opened = OrtRunner(self._bundle / spec.path, spec, own)
+        return self._opened
 
     def _token_map(self, head: HeadSpec) -> NDArray[np.int64] | None:
         if head.token_map is None:

@@ -14,6 +14,7 @@ from specexport.runtime.batch import Batch, Row
 from specexport.runtime.distribution import Distribution, to_distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
+from specexport.runtime.lengths import DraftLengths, FixedLength, RowState
 from specexport.runtime.lossy import verify_lossy
 from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.scheduler import Scheduler
@@ -33,6 +34,17 @@ class NewTokens:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a loop speculates, beyond the limit of its drafts' depth."""
+
+    max_nodes: int = 0
+    """Most nodes of a tree, where that is more than its depth."""
+    acceptance: Acceptance = LosslessAcceptance()
+    lengths: DraftLengths | None = None
+    """Decides how deep each draft is; None: as deep as the limit."""
+
+
 class SpeculativeLoop:
     """Drives one target and one drafter. Not thread-safe."""
 
@@ -42,17 +54,14 @@ class SpeculativeLoop:
         drafter: Drafter,
         num_speculative_tokens: int,
         eos_token_ids: Collection[int],
-        max_nodes: int | None = None,
-        acceptance: Acceptance = LosslessAcceptance(),
+        policy: Policy = Policy(),
     ) -> None:
-        """`num_speculative_tokens` is the limit K of a draft's depth; 0 decodes plainly.
-
-        `max_nodes` is the most nodes of a tree; None: drafts are chains.
-        """
-        self._acceptance_rule = acceptance
+        """`num_speculative_tokens` is the limit K of a draft's depth; 0 decodes plainly."""
+        self._lengths = policy.lengths or FixedLength(num_speculative_tokens)
+        self._acceptance_rule = policy.acceptance
         self._target, self._drafter = target, drafter
         self._num_speculative_tokens = num_speculative_tokens
-        self._max_nodes = num_speculative_tokens if max_nodes is None else max_nodes
+        self._max_nodes = max(num_speculative_tokens, policy.max_nodes)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._scheduler = Scheduler(target.profile.max_slots, self._move_slot)
         self._acceptance = AcceptanceStats()
@@ -86,7 +95,7 @@ class SpeculativeLoop:
         try:
             drafts = self._draft(requests)
             batch = self._build(requests, drafts)
-            output = self._target.run(batch.step)
+            output = self._run(batch)
         except Exception as error:  # whatever it is, the engine must go on
             return self._fail(requests, _reason(error))
         self._num_steps += 1
@@ -117,6 +126,14 @@ class SpeculativeLoop:
         self._drafter.close()
         self._target.close()
 
+    def _run(self, batch: Batch) -> StepOutput:
+        before = self._target.run_time_s
+        output = self._target.run(batch.step)
+        num_rows, _, width, longest = batch.step.attention_mask.shape
+        seconds = self._target.run_time_s - before
+        self._lengths.observe_step(num_rows, width, longest, seconds)
+        return output
+
     def _prefill_chunk(self, num_rows: int) -> int:
         """Most pending tokens of a row in one step: all rows share one budget.
 
@@ -131,10 +148,14 @@ class SpeculativeLoop:
         """A draft for each request whose pending tokens all fit this step; empty for the others."""
         started = time.perf_counter()
         chunk = self._prefill_chunk(len(requests))
-        wanted = []
-        for request in requests:
-            room = min(self._num_speculative_tokens, request.num_left - 1)
-            wanted.append(DraftRequest(request, room if request.num_pending <= chunk else 0))
+        rows = []
+        for r in requests:
+            room = (
+                min(self._num_speculative_tokens, r.num_left - 1) if r.num_pending <= chunk else 0
+            )
+            rows.append(RowState(r.id, len(r.token_ids), min(r.num_pending, chunk), room))
+        lengths = self._lengths.choose(rows)
+        wanted = [DraftRequest(r, length) for r, length in zip(requests, lengths, strict=True)]
         drafts = self._drafter.propose(wanted)
         self._draft_time_s += time.perf_counter() - started
         return drafts
@@ -206,6 +227,7 @@ class SpeculativeLoop:
             request.stats.num_first_tokens = len(kept)
         for acceptance in (request.stats.acceptance, self._acceptance):
             acceptance.record(draft.depth, verdict.num_accepted, len(draft))
+        self._lengths.observe(request.id, draft.depth, verdict.num_accepted)
         self._num_output += len(kept)
         if verdict.path != tuple(range(verdict.num_accepted)):
             self._target.compact(request.slot, len(request.token_ids), verdict.path)
@@ -253,6 +275,7 @@ class SpeculativeLoop:
         self._num_finished += 1
         self._scheduler.remove(request)
         self._drafter.release(request)
+        self._lengths.release(request.id)
 
     def _move_slot(self, source: int, destination: int, length: int) -> None:
         self._target.move_slot(source, destination, length)

@@ -39,6 +39,8 @@ class EngineOptions:
     """All but the lossless one change the output's distribution."""
     num_speculative_tokens: int | None = None
     """Draft length limit K; 0 decodes plainly."""
+    adaptive: bool = False
+    """Choose each draft's length, up to K, by what it costs and what is accepted."""
     prefill_chunk: int = 256
     """Most prompt tokens computed in one step."""
     num_threads: int = 0

@@ -5,7 +5,7 @@ target's hidden state at i, so it has one row less. Both predict the token after
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,14 @@ class ModelDrafter:
         *,
         is_head: bool = False,
         fuse: FunctionRunner | None = None,
+        is_certain: bool = False,
     ) -> None:
-        """A head takes hidden states; `fuse` makes its features of the target's taps."""
+        """A head takes hidden states; `fuse` makes its features of the target's taps.
+
+        `is_certain` drafts the likeliest tokens even for sampled requests. Fewer are accepted,
+        but how long drafts are then cannot change a seeded output.
+        """
+        self._is_certain = is_certain
         self._runner, self._grower, self._token_map = runner, grower, token_map
         self._is_head, self._fuse = is_head, fuse
         self._shift = 1 if is_head else 0  # row i holds token i + shift
@@ -136,8 +142,10 @@ class ModelDrafter:
         return max(min(wanted.max_tokens, self._grower.depth, room), 0) if is_known else 0
 
     def _start(self, request: Request, depth: int) -> Growth:
-        position = len(request.token_ids)
-        return self._grower.start(request.params, position, depth, self._token_map)
+        position, params = len(request.token_ids), request.params
+        if self._is_certain:
+            params = replace(params, temperature=0.0)
+        return self._grower.start(params, position, depth, self._token_map)
 
     def _catch_up(self, requests: Sequence[Request]) -> dict[int, tuple[Floats, Floats]]:
         """Compute all rows that can be; the logits and the state of each request's last one."""

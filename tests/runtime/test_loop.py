@@ -20,7 +20,7 @@ from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
-from specexport.runtime.loop import SpeculativeLoop
+from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.request import FinishReason, Request
@@ -87,7 +87,7 @@ def make_loop(
 ) -> SpeculativeLoop:
     """A loop on the hash engine; trees may have more nodes than `k`."""
     target = HashEngine(has_taps=True)
-    return SpeculativeLoop(target, drafter, k, eos_token_ids, max(k, 8), acceptance)
+    return SpeculativeLoop(target, drafter, k, eos_token_ids, Policy(8, acceptance))
 
 
 def run(loop: SpeculativeLoop, requests: Sequence[Request]) -> dict[int, list[int]]:
@@ -327,7 +327,7 @@ def test_a_ragged_tree_never_accepts_its_padding() -> None:
             return logits
 
     drafter = MedusaDrafter(Heads(), StaticTree([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]))
-    loop = SpeculativeLoop(Zero(has_taps=True), drafter, 3, [], 5)
+    loop = SpeculativeLoop(Zero(has_taps=True), drafter, 3, [], Policy(5))
     request = make_request([3, 1], 12)
     run(loop, [request])
     assert request.output_ids == [0] * 12
