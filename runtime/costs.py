@@ -88,16 +88,24 @@ def _processor_name() -> str:
 def measure_costs(runner: StepRunner) -> StepCosts:
     """Time steps of a loaded graph; its cache must be free. Takes some dozens of steps."""
     sizes = [n for n in _TOKENS if n <= runner.profile.max_query]
-    long = min(_LONG, runner.profile.max_length - sizes[-1] - 1)
     seconds = []
     for size in sizes:
         seconds.append(_time_step(runner, _SHORT, size))
     # Interference only ever slows a step down, and a larger step is never faster.
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
-    width = min(8, sizes[-1])
-    extra = _time_step(runner, long, width) - _time_step(runner, _SHORT, width)
-    per_pair = max(extra, 0.0) / (width * (long - _SHORT)) if long > _SHORT else 0.0
-    return StepCosts(num_tokens=tuple(sizes), seconds=tuple(seconds), seconds_per_pair=per_pair)
+    return StepCosts(
+        num_tokens=tuple(sizes), seconds=tuple(seconds), seconds_per_pair=_pair_s(runner, sizes[-1])
+    )
+
+
+def _pair_s(runner: StepRunner, max_width: int) -> float:
+    """Seconds for each (query, context) pair: how much slower a long context makes a step."""
+    width = min(8, max_width)
+    long = min(_LONG, runner.profile.max_length - width)
+    if long <= _SHORT:
+        return 0.0
+    extra_s = _time_step(runner, long, width) - _time_step(runner, _SHORT, width)
+    return max(extra_s, 0.0) / (width * (long - _SHORT))
 
 
 def _time_step(runner: StepRunner, start: int, num_tokens: int) -> float:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "generate": "Continue a prompt, streaming, with statistics.",
     "chat": "Talk with a bundle in its own chat template.",
     "validate": "Prove a bundle against PyTorch.",
+    "tune": "Measure what steps cost on this machine, for adaptive draft lengths.",
     "inspect": "Show what a bundle holds.",
     "doctor": "Show what is installed and which engines can be used.",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specexport.export.build import BuildOptions, build
+from specexport.export.manifest import DraftMethod
 from tests.tiny import write_checkpoint
 
 # Where tests run in the background, a shell may have set SIGINT to be ignored, and children would
@@ -43,3 +44,12 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     output = tmp_path_factory.mktemp("tiny") / "bundle"
     build(str(tiny_checkpoint), output, BuildOptions())
     return output
+
+
+@pytest.fixture(scope="session")
+def draft_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama with a Qwen3 of other weights as its draft model."""
+    folder = tmp_path_factory.mktemp("draft")
+    draft = write_checkpoint(folder / "qwen3", "qwen3", seed=7)
+    build(str(tiny_checkpoint), folder / "bundle", BuildOptions(DraftMethod(), draft=str(draft)))
+    return folder / "bundle"

@@ -40,6 +40,11 @@ def engine_options(function: F) -> F:
             help="Draft length; 0 decodes plainly  [default: the bundle's].",
         ),
         click.option(
+            "--adaptive",
+            is_flag=True,
+            help="Choose each draft's length, up to -k, by what it costs and what is accepted.",
+        ),
+        click.option(
             "--acceptance",
             type=AcceptanceType(),
             help="lossless, or one of the LOSSY rules typical[:EPSILON,DELTA] and top[:N,DELTA]  "
@@ -71,7 +76,15 @@ def _as_engine_options(function: F) -> F:
 
     @wraps(function)
     def command(**values: Any) -> Any:  # noqa: ANN401 - whatever the command returns
-        names = ("method", "lookup", "tree", "acceptance", "num_speculative_tokens", "max_length")
+        names = (
+            "method",
+            "lookup",
+            "tree",
+            "acceptance",
+            "adaptive",
+            "num_speculative_tokens",
+            "max_length",
+        )
         chosen = {name: values.pop(name) for name in names}
         options = EngineOptions(max_slots=1, num_threads=values.pop("threads"), **chosen)
         return function(options=options, **values)

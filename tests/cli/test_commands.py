@@ -25,7 +25,7 @@ def succeed(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProces
     return finished
 
 
-COMMANDS = ("build", "generate", "chat", "validate", "inspect", "doctor")
+COMMANDS = ("build", "generate", "chat", "validate", "tune", "inspect", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -12,19 +12,9 @@ import torch
 import specexport
 from specexport import Engine, EngineOptions, FinishReason, SamplingParams
 from specexport.errors import BundleError, ConfigError, EngineError, RequestError
-from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod
-from tests.tiny import EOS_ID, make_model, write_checkpoint
+from tests.tiny import EOS_ID, make_model
 
 PROMPT = "to be or not to be, to be or"
-
-
-@pytest.fixture(scope="module")
-def draft_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("draft")
-    draft = write_checkpoint(folder / "qwen3", "qwen3", seed=7)
-    build(str(tiny_checkpoint), folder / "bundle", BuildOptions(DraftMethod(), draft=str(draft)))
-    return folder / "bundle"
 
 
 def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:

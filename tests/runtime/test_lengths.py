@@ -1,6 +1,5 @@
 """How long drafts are: fixed, or what promises the most tokens a second."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
