@@ -11,6 +11,7 @@ states of two layers differ). `noise` lets the random weights of the layers in a
 are right only now and then, and the target depends on all of its text.
 """
 
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,7 @@ def follow(token_id: int, count: int) -> list[int]:
     return [ORDER[(start + i) % VOCAB_SIZE] for i in range(count)]
 
 
+@cache
 def turn(steps: int = 1) -> torch.Tensor:
     """R^steps: [H, H], fp64; the identity beside the planes."""
     found = torch.eye(HIDDEN, dtype=torch.float64)
@@ -52,6 +54,7 @@ def turn(steps: int = 1) -> torch.Tensor:
     return found
 
 
+@cache
 def embedding() -> torch.Tensor:
     """[V, H], rows with a mean square of 1."""
     row = torch.zeros(HIDDEN, dtype=torch.float64)
@@ -63,6 +66,7 @@ def embedding() -> torch.Tensor:
     return found
 
 
+@cache
 def final_norm() -> torch.Tensor:
     """[H]: the same for both dimensions of a plane, so that turning commutes with it."""
     generator = torch.Generator().manual_seed(4)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import HeadMethod, MedusaMethod, StaticTreeSpec
+from specexport.export.manifest import HeadMethod, MedusaMethod
 from tests import tiny_eagle, tiny_eagle3, tiny_medusa
 from tests.cycle import (
     Source,
@@ -38,6 +38,8 @@ class HeadBundle:
 
     path: Path
     checkpoint: Path
+    target: Any
+    """transformers' model."""
     logits: Callable[[tuple[int, ...], tuple[int, ...]], Logits]
     """Of a text and a drafted path below it: what the head predicts next, over the target's ids."""
 
@@ -52,16 +54,15 @@ class _Matrices:
 class _Model:
     """A target of transformers, and its hidden states."""
 
-    checkpoint: Path
     model: Any
 
     @classmethod
     def make(cls, folder: Path, noise: float) -> "_Model":
         edit = partial(teach_target, noise=noise)
-        checkpoint = write_checkpoint(folder / "target", "llama", edit=edit, **_TARGET)
+        write_checkpoint(folder / "target", "llama", edit=edit, **_TARGET)
         model = make_model("llama", **_TARGET)
         edit(model)
-        return cls(checkpoint, model)
+        return cls(model)
 
     @property
     def matrices(self) -> Lender:
@@ -125,7 +126,8 @@ def _medusa(folder: Path, source: Source, noise: float, *, reduced: bool = False
         found = torch.from_numpy(tiny_medusa.reference(heads, state))
         return to_target(found[0, len(path)], ids)
 
-    return _build(folder, target.checkpoint, BuildOptions(MedusaMethod(), head=str(head)), logits)
+    options = BuildOptions(MedusaMethod(num_speculative_tokens=3), head=str(head))
+    return _build(folder, options, target.model, logits)
 
 
 def _eagle(folder: Path, source: Source, noise: float) -> HeadBundle:
@@ -139,15 +141,15 @@ def _eagle(folder: Path, source: Source, noise: float) -> HeadBundle:
         lambda ids, features: tiny_eagle.reference(w, config, matrices, ids, features),
     )
     options = BuildOptions(HeadMethod(kind="eagle"), head=str(head))
-    return _build(folder, target.checkpoint, options, logits)
+    return _build(folder, options, target.model, logits)
 
 
 def _eagle3(folder: Path, source: Source, noise: float, *, producer: str) -> HeadBundle:
     target = _Model.make(folder, noise)
     case = tiny_eagle3.CASES[producer]
     edit = partial(teach_eagle3, case, source=source, num_layers=NUM_LAYERS, noise=noise)
-    case = replace(case, edit=edit)
-    w, matrices = case.weights(), target.matrices
+    w, matrices = replace(case, edit=edit).weights(), target.matrices
+    case = replace(case, edit=lambda random: w)
     head = case.write(folder / "head")
 
     def features(text: tuple[int, ...]) -> torch.Tensor:
@@ -160,7 +162,7 @@ def _eagle3(folder: Path, source: Source, noise: float, *, producer: str) -> Hea
         draft_ids() if case.reduced else None,
     )
     options = BuildOptions(HeadMethod(kind="eagle3"), head=str(head))
-    return _build(folder, target.checkpoint, options, logits)
+    return _build(folder, options, target.model, logits)
 
 
 def _mtp(folder: Path, source: Source, noise: float, *, kind: str) -> HeadBundle:
@@ -180,14 +182,14 @@ def _mtp(folder: Path, source: Source, noise: float, *, kind: str) -> HeadBundle
     )
     logits = stepwise(lambda text: reference.target_states(list(text)), reference.run)
     options = BuildOptions(HeadMethod(kind="mtp"))
-    return _build(folder, folder / "target", options, logits)
+    return _build(folder, options, reference.model, logits)
 
 
 def _build(
-    folder: Path, checkpoint: Path, options: BuildOptions, logits: Callable[..., Logits]
+    folder: Path, options: BuildOptions, model: Any, logits: Callable[..., Logits]
 ) -> HeadBundle:
-    build(str(checkpoint), folder / "bundle", options)
-    return HeadBundle(folder / "bundle", checkpoint, logits)
+    build(str(folder / "target"), folder / "bundle", options)
+    return HeadBundle(folder / "bundle", folder / "target", model, logits)
 
 
 MAKERS: Mapping[str, Callable[[Path, Source, float], HeadBundle]] = {
@@ -207,5 +209,3 @@ MAKERS: Mapping[str, Callable[[Path, Source, float], HeadBundle]] = {
     **{f"mtp, {kind}": partial(_mtp, kind=kind) for kind in PUBLISHED},
 }
 """By name: a folder, what the head predicts from, and noise → a bundle."""
-
-STATIC_TREE = StaticTreeSpec(choices=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 1, 0)))
