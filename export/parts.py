@@ -158,7 +158,7 @@ class HeadPart:
         return HeadSpec(
             layout=self.plan.layout,
             taps=self.plan.taps,
-            tensors={file: name for name, file in self.plan.tensors.renamed.items()},
+            tensors=dict(sorted((file, name) for name, file in self.plan.tensors.renamed.items())),
             step=_graph_spec(
                 f"{TARGET_FOLDER}/head.onnx",
                 config,

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specexport.engines.ort import OrtFunction, OrtRunner, usable_cpus
 from specexport.engines.step import Profile
@@ -195,9 +194,7 @@ class _Loader:
     def _head(self, head: HeadSpec) -> Drafter:
         assert head.step is not None
         assert self._grower is not None
-        target_ids = self._token_map(head)
-        size = head.step.vocab_size if target_ids is None else len(target_ids)
-        token_map = TokenMap(size, target_ids)
+        token_map = self._token_map(head) or TokenMap(head.step.vocab_size)
         fuse = OrtFunction(self._bundle / head.fuse.path, self._threads) if head.fuse else None
         runner = self._runner(head.step)
         return ModelDrafter(
@@ -219,9 +216,8 @@ class _Loader:
                 f"Drafts of {self._grower.depth} tokens were asked for, but there are {num_heads} "
                 f"Medusa heads, one for each position. Ask for at most {num_heads}."
             )
-        return MedusaDrafter(
-            OrtFunction(self._bundle / head.medusa.path, self._threads), self._grower
-        )
+        heads = OrtFunction(self._bundle / head.medusa.path, self._threads)
+        return MedusaDrafter(heads, self._grower, self._token_map(head))
 
     @property
     def _threads(self) -> int:
@@ -237,7 +233,9 @@ class _Loader:
         self._opened = OrtRunner(self._bundle / spec.path, spec, own)
         return self._opened
 
-    def _token_map(self, head: HeadSpec) -> NDArray[np.int64] | None:
+    def _token_map(self, head: HeadSpec) -> TokenMap | None:
+        """None where the head predicts the target's ids themselves."""
         if head.token_map is None:
             return None
-        return np.asarray(np.load(self._bundle / head.token_map), dtype=np.int64)
+        target_ids = np.asarray(np.load(self._bundle / head.token_map), dtype=np.int64)
+        return TokenMap(len(target_ids), target_ids)

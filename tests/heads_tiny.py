@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -45,6 +45,15 @@ LAYER_CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "tie_word_embeddings": False,
 }
+
+
+class Lender(Protocol):
+    """A target's matrices, fp64."""
+
+    @property
+    def embedding(self) -> torch.Tensor: ...  # [V, H]
+    @property
+    def lm_head(self) -> torch.Tensor: ...  # [V, H]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Small random checkpoints of every family, written by transformers' own classes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,20 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def write_checkpoint(
-    path: Path, family: str, *, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any
+    path: Path,
+    family: str,
+    *,
+    seed: int = 0,
+    max_shard_size: str = "1GB",
+    edit: Callable[[Any], None] = lambda model: None,
+    **overrides: Any,
 ) -> Path:
-    """Write a Hugging Face directory with model, tokenizer and chat template."""
+    """Write a Hugging Face directory with model, tokenizer and chat template.
+
+    `edit` may change the model first.
+    """
     model = make_model(family, seed=seed, **overrides)
+    edit(model)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     if family == "mimo":
         edit_config(path, architectures=["MiMoForCausalLM"], model_type="mimo")

@@ -127,13 +127,25 @@ class MtpReference:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-def write_mtp_checkpoint(path: Path, kind: str, **overrides: Any) -> MtpReference:
-    """Write a checkpoint of `kind` under its published names."""
+def write_mtp_checkpoint(
+    path: Path,
+    kind: str,
+    *,
+    edit: Callable[[Any], None] = lambda model: None,
+    edit_own: Callable[[Tensors], Tensors] = lambda own: own,
+    **overrides: Any,
+) -> MtpReference:
+    """Write a checkpoint of `kind` under its published names.
+
+    `edit` may change the model first, whose last layer is the MTP block; `edit_own` the rest of
+    the MTP layer.
+    """
     published = PUBLISHED[kind]
     sizes = {"num_hidden_layers": NUM_LAYERS + 1, **published.sizes, **overrides}
-    write_checkpoint(path, published.family, **sizes)
+    write_checkpoint(path, published.family, edit=edit, **sizes)
     model = make_model(published.family, **sizes)
-    own = _own_weights(model, published)
+    edit(model)
+    own = edit_own(_own_weights(model, published))
     _edit_tensors(path, lambda tensors: _publish(tensors, own, published))
     # As published, the MTP layer does not count.
     edit_config(path, num_hidden_layers=NUM_LAYERS, num_nextn_predict_layers=1)

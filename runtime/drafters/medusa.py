@@ -10,7 +10,7 @@ from specexport.engines.step import FunctionRunner
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest, NoDrafter, Progress
-from specexport.runtime.growth import Choice, Nodes, StaticTree, top_ids
+from specexport.runtime.growth import Choice, Nodes, StaticTree, TokenMap, top_ids
 from specexport.runtime.request import Request
 from specexport.runtime.tree import ROOT
 
@@ -29,9 +29,11 @@ class MedusaDrafter(NoDrafter):
     The nodes are certain, at any temperature.
     """
 
-    def __init__(self, heads: FunctionRunner, tree: StaticTree) -> None:
-        """`heads` maps hidden states [B, H] to logits [B, heads, V]."""
-        self._heads, self._tree = heads, tree
+    def __init__(
+        self, heads: FunctionRunner, tree: StaticTree, token_map: TokenMap | None = None
+    ) -> None:
+        """`heads` maps hidden states [B, H] to logits [B, heads, V_draft]; None: V_draft is V."""
+        self._heads, self._tree, self._token_map = heads, tree, token_map
         self._last: dict[int, _Last] = {}
         self._num_ranks = [
             1 + max(choice[-1] for choice in tree.choices if len(choice) == depth + 1)
@@ -75,7 +77,7 @@ class MedusaDrafter(NoDrafter):
         is_newest = last is not None and last.position == len(request.token_ids) - 2
         return is_newest and request.num_output > 0
 
-    def _draft(self, logits: NDArray[np.float32], max_depth: int) -> Draft:  # [heads, V]
+    def _draft(self, logits: NDArray[np.float32], max_depth: int) -> Draft:  # [heads, V_draft]
         best = [
             top_ids(scores, num_ranks)
             for scores, num_ranks in zip(logits, self._num_ranks, strict=False)
@@ -86,6 +88,8 @@ class MedusaDrafter(NoDrafter):
             rank, depth = choice[-1], len(choice) - 1
             if depth < max_depth and choice[:-1] in numbers and rank < len(best[depth]):
                 token_id = int(best[depth][rank])
+                if self._token_map is not None:
+                    token_id = self._token_map.to_target(token_id)
                 numbers[choice] = nodes.add(
                     numbers[choice[:-1]], token_id, Distribution.one_hot(token_id)
                 )

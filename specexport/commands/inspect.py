@@ -10,8 +10,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from specexport.commands.common import BUNDLE
+from specexport.commands.inspect_head import drafting_rows, tensor_table
 from specexport.errors import BundleError
-from specexport.export.manifest import GraphSpec, Manifest, read_manifest, verify_files
+from specexport.export.manifest import (
+    FunctionSpec,
+    GraphSpec,
+    Manifest,
+    read_manifest,
+    verify_files,
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -24,7 +31,7 @@ Examples:
 @click.argument("bundle", type=BUNDLE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, as_json: bool) -> None:
-    """Show the graphs, inputs, sizes and drafting method of BUNDLE, and check its files."""
+    """Show the graphs, sizes, drafting method and head of BUNDLE, and check its files."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     path = bundle / "validation.json"
@@ -35,10 +42,25 @@ def command(bundle: Path, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     console.print(_overview(manifest, validation))
-    for role, spec in (("target", manifest.target), ("draft", manifest.draft)):
-        if spec is not None:
-            console.print(_graph(role, spec))
+    for role, spec in _graphs(manifest).items():
+        console.print(_graph(role, spec))
+    if manifest.head:
+        console.print(tensor_table(manifest.head))
     console.print(_files(manifest))
+
+
+def _graphs(manifest: Manifest) -> dict[str, GraphSpec | FunctionSpec]:
+    """All graphs of the bundle, by what they are for."""
+    head = manifest.head
+    named: dict[str, GraphSpec | FunctionSpec | None] = {
+        "target": manifest.target,
+        "draft": manifest.draft,
+    }
+    if head:
+        named["head, one draft step"] = head.step
+        named["head, fusing the target's hidden states"] = head.fuse
+        named["Medusa heads"] = head.medusa
+    return {role: spec for role, spec in named.items() if spec is not None}
 
 
 def _read_validation(path: Path) -> dict[str, Any] | None:
@@ -57,11 +79,13 @@ def _read_validation(path: Path) -> dict[str, Any] | None:
 
 def _overview(manifest: Manifest, validation: dict[str, Any] | None) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    method = ", ".join(f"{k} {v}" for k, v in manifest.method.model_dump(exclude={"kind"}).items())
-    table.add_row("method", f"{manifest.method.kind} ({method})")
+    for name, words in drafting_rows(manifest).items():
+        table.add_row(name, words)
     table.add_row("made from", escape(manifest.provenance.checkpoint))
     if manifest.provenance.draft_checkpoint:
         table.add_row("draft from", escape(manifest.provenance.draft_checkpoint))
+    if manifest.provenance.head_checkpoint:
+        table.add_row("head from", escape(manifest.provenance.head_checkpoint))
     for note in manifest.provenance.notes:
         table.add_row("note", escape(note))
     table.add_row("end of sequence", ", ".join(map(str, manifest.eos_token_ids)) or "none")
@@ -75,8 +99,10 @@ def _overview(manifest: Manifest, validation: dict[str, Any] | None) -> Table:
     return table
 
 
-def _graph(role: str, spec: GraphSpec) -> Table:
-    table = Table(title=f"{role}: {spec.architecture}", title_justify="left")
+def _graph(role: str, spec: GraphSpec | FunctionSpec) -> Table:
+    num_layers = spec.num_layers if isinstance(spec, GraphSpec) else 0
+    title = f"{role}: {spec.architecture}" if isinstance(spec, GraphSpec) else role
+    table = Table(title=title, title_justify="left")
     table.add_column("tensor")
     table.add_column("type")
     table.add_column("shape")
@@ -84,20 +110,23 @@ def _graph(role: str, spec: GraphSpec) -> Table:
         for tensor in tensors:
             layer = tensor.name.split(".")[1:2]
             if layer in ([], ["0"]):
-                times = f" ({spec.num_layers} layers)" if layer else ""
+                times = f" ({num_layers} layer{'s' * (num_layers > 1)})" if layer else ""
                 shape = ", ".join(map(str, tensor.shape))
                 table.add_row(
                     f"{direction} {tensor.name}{times}",
                     tensor.dtype,
                     escape(f"[{shape}]"),
                 )
-    window = f", sliding window {spec.sliding_window}" if spec.sliding_window else ""
-    table.caption = (
-        f"{spec.num_parameters / 1e6:.1f}M parameters as {spec.weight_type}, vocabulary "
-        f"{spec.vocab_size}, up to {spec.max_length} tokens{window}"
-    )
-    table.caption_justify = "left"
+    table.caption, table.caption_justify = _sizes(spec), "left"
     return table
+
+
+def _sizes(spec: GraphSpec | FunctionSpec) -> str:
+    own = f"{spec.num_parameters / 1e6:.1f}M parameters as {spec.weight_type}"
+    if not isinstance(spec, GraphSpec):
+        return own
+    window = f", sliding window {spec.sliding_window}" if spec.sliding_window else ""
+    return f"{own}, vocabulary {spec.vocab_size}, up to {spec.max_length} tokens{window}"
 
 
 def _files(manifest: Manifest) -> Table:
