@@ -1,9 +1,14 @@
 """A request and its state."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from specexport.runtime.constraint import Constraint
+from specexport.runtime.logprobs import TokenLogprobs
+from specexport.runtime.output_text import OutputText
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.processing import LogitsProcessor
 from specexport.runtime.stats import RequestStats
 
 
@@ -11,7 +16,7 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """An end-of-sequence token; it is the last of the output."""
+    """An end-of-sequence or stop token, or the token that completes a stop text: the last one."""
     LENGTH = "length"
     """`max_tokens`, or the end of the cache."""
     CANCELLED = "cancelled"
@@ -36,6 +41,30 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    constraint: Constraint | None = None
+    text: OutputText | None = None
+    """Where somebody reads the text; without it no stop text is found."""
+    processor: LogitsProcessor = field(init=False)
+    """Made when the request is queued."""
+    stopped_by: int | str | None = None
+    """The token or the stop text that ended the output."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's second token and those after it, as far as they are computed."""
+
+    def admit(self, eos_token_ids: Collection[int]) -> None:
+        """Get ready to run on a model with these end-of-sequence tokens."""
+        ends = () if self.params.ignore_eos else eos_token_ids
+        prompt, end_ids = self.token_ids[: self.num_prompt], {*ends, *self.params.stop_token_ids}
+        self.processor = LogitsProcessor(self.params, prompt, end_ids, self.constraint)
+
+    def ends_with(self, token_id: int) -> bool:
+        """Take the next output token into the text; True when it ends the output."""
+        is_end = token_id in self.processor.end_ids
+        if self.text is not None and (self.params.include_stop or not is_end):
+            self.stopped_by = self.text.push(token_id)
+        if is_end:
+            self.stopped_by = token_id
+        return self.stopped_by is not None
 
     @property
     def num_output(self) -> int:

@@ -9,6 +9,7 @@ from specexport.export.manifest import LosslessAcceptance, TopAcceptance, Typica
 from specexport.runtime.draft import Draft
 from specexport.runtime.lossy import verify_lossy
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.processing import LogitsProcessor
 from specexport.runtime.tree import ROOT
 from tests.runtime.test_loop import EOS, head, make_loop, make_request, plain_output, run
 
@@ -18,7 +19,8 @@ SAMPLED = SamplingParams(temperature=1.0, seed=0)
 
 
 def accepted(rule: Any, draft: Draft, logits: Any, params: SamplingParams = SAMPLED) -> Any:
-    return verify_lossy(rule, draft, lambda node: logits[node + 1], params, 0).path
+    processor = LogitsProcessor(params, [])
+    return verify_lossy(rule, draft, lambda node: logits[node + 1], processor, 0).path
 
 
 def test_typical_acceptance_keeps_what_the_threshold_lets_pass() -> None:
