@@ -181,7 +181,7 @@ def _fusing(case: Eagle3Case, num_layers: int) -> torch.Tensor:
     blocks = []
     for scale, weight in zip(scales, weights, strict=True):
         block = torch.eye(HIDDEN, dtype=torch.float64) / (3 * scale)
-        block[:, CONSTANT] = weight * turn(100)[:, 0]
+        block[:, CONSTANT] = weight * embedding()[ORDER[100]]
         blocks.append(block)
     return torch.cat(blocks, 1)
 

@@ -5,6 +5,7 @@ of the MTP layer: transformers stores its tensors, here they get their published
 reference runs transformers' own module.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -148,7 +149,9 @@ def write_mtp_checkpoint(
     own = edit_own(_own_weights(model, published))
     _edit_tensors(path, lambda tensors: _publish(tensors, own, published))
     # As published, the MTP layer does not count.
-    edit_config(path, num_hidden_layers=NUM_LAYERS, num_nextn_predict_layers=1)
+    config = json.loads((path / "config.json").read_text())
+    kinds = {k: v[:NUM_LAYERS] for k, v in config.items() if k.endswith("layer_types") and v}
+    edit_config(path, num_hidden_layers=NUM_LAYERS, num_nextn_predict_layers=1, **kinds)
     model.config.num_hidden_layers = NUM_LAYERS  # transformers runs as many of its layers
     return MtpReference(model, published, own)
 

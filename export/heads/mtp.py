@@ -21,7 +21,7 @@ def plan_mtp(checkpoint: Checkpoint, target: DecoderConfig) -> HeadPlan:
     Raises `CheckpointError` where there is none, or more than one; the plan's `build` does where a
     tensor is missing, unused or of the wrong shape.
     """
-    layout, layer = _find(checkpoint, target.num_layers)
+    layout, layer = find_mtp_layer(checkpoint, target.num_layers)
     names = layout.names.numbered(layer)
     files = mtp_tensors(checkpoint.names(), target.num_layers)
     files |= {name for name in checkpoint.names() if name.startswith(f"{names.block}.")}
@@ -37,8 +37,8 @@ def plan_mtp(checkpoint: Checkpoint, target: DecoderConfig) -> HeadPlan:
     return HeadPlan(layout.name, taps, head.tensors, head.build, notes=notes)
 
 
-def _find(checkpoint: Checkpoint, num_target_layers: int) -> tuple[MtpLayout, int]:
-    """The layout, and the number of the one layer."""
+def find_mtp_layer(checkpoint: Checkpoint, num_target_layers: int) -> tuple[MtpLayout, int]:
+    """The layout, and the number of the one layer; raises `CheckpointError` without just one."""
     for layout in LAYOUTS:
         layers = layout.layers(checkpoint.names(), num_target_layers)
         if len(layers) > 1:

@@ -21,6 +21,7 @@ Examples:
 @click.argument("bundle", type=BUNDLE)
 @click.option("--checkpoint", help="The target's checkpoint  [default: where it was built from].")
 @click.option("--draft-checkpoint", help="The same for the draft model.")
+@click.option("--head-checkpoint", help="The same for the head.")
 @click.option("--num-prompts", type=click.IntRange(1), help="Prompts used  [default: all].")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--num-samples", type=click.IntRange(100), default=600, show_default=True)
@@ -34,6 +35,7 @@ def command(
     bundle: Path,
     checkpoint: str | None,
     draft_checkpoint: str | None,
+    head_checkpoint: str | None,
     num_prompts: int | None,
     max_tokens: int,
     num_samples: int,
@@ -42,12 +44,15 @@ def command(
 ) -> None:
     """Prove BUNDLE against its checkpoint in PyTorch.
 
-    Compares logits, greedy tokens (PyTorch, plain, speculative) and the distribution of sampled
-    outputs; writes validation.json into the bundle. The exit status is 0 when all hold, else 1.
+    Compares logits, the drafter's too, greedy tokens (PyTorch, plain, speculative) and the
+    distribution of sampled outputs; writes validation.json into the bundle. The exit status is 0
+    when all hold, else 1. A bundle with a LOSSY rule of acceptance is validated with the lossless
+    one.
     """
     options = ValidationOptions(
         checkpoint=checkpoint,
         draft_checkpoint=draft_checkpoint,
+        head_checkpoint=head_checkpoint,
         num_prompts=num_prompts,
         max_tokens=max_tokens,
         num_samples=num_samples,

@@ -6,6 +6,7 @@ import numpy as np
 
 from specexport.runtime.engine import Engine
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.stats import AcceptanceStats
 from specexport.validation.reference import Reference
 from specexport.validation.report import GreedyDifference, GreedyReport
 
@@ -22,7 +23,7 @@ def compare_greedy(
     reference: Reference,
     prompts: Sequence[Sequence[int]],
     outputs: dict[str, list[list[int]]],
-    acceptance_length: float,
+    acceptance: AcceptanceStats,
     tolerance: float,
 ) -> GreedyReport:
     """Find where outputs part; `outputs` has PyTorch's first, then each to compare with it.
@@ -49,7 +50,8 @@ def compare_greedy(
         num_tokens=sum(len(output) for output in outputs[names[0]]),
         identical=not differences,
         differences=tuple(differences),
-        acceptance_length=acceptance_length,
+        acceptance_length=acceptance.length,
+        acceptance_per_position=tuple(acceptance.rate_per_position),
         passed=all(difference.top2_gap <= 2 * tolerance for difference in differences),
     )
 

@@ -67,8 +67,8 @@ def cached_logits(runner: StepRunner, token_ids: Sequence[int]) -> NDArray[np.fl
     return np.concatenate(parts)
 
 
-class _Metrics:
-    """A Polygraphy comparison that keeps worst and mean figures over all texts."""
+class LogitsMetrics:
+    """Worst and mean figures over all texts; a comparison of Polygraphy's."""
 
     def __init__(self, tolerance: float) -> None:
         self._tolerance = tolerance
@@ -78,7 +78,11 @@ class _Metrics:
 
     def __call__(self, reference: Any, bundle: Any) -> "OrderedDict[str, bool]":  # noqa: ANN401
         """Compare two iteration results; polygraphy calls this."""
-        expected, found = reference["logits"], bundle["logits"]  # [T, V]
+        is_close = self.add(reference["logits"], bundle["logits"])
+        return OrderedDict(logits=is_close)
+
+    def add(self, expected: NDArray[Any], found: NDArray[Any]) -> bool:  # [T, V]
+        """Take in logits of one text; true where none differs by more than the tolerance."""
         found = found[:, : expected.shape[1]]
         difference = np.abs(expected - found)
         self.is_finite &= bool(np.isfinite(found).all())
@@ -87,7 +91,7 @@ class _Metrics:
         self.max_kl = max(self.max_kl, float(_kl(expected, found).max()))
         self.num_positions += len(expected)
         self.num_same_top1 += int((expected.argmax(axis=1) == found.argmax(axis=1)).sum())
-        return OrderedDict(logits=bool(difference.max() <= self._tolerance))
+        return bool(difference.max() <= self._tolerance)
 
     def report(self) -> LogitsReport:
         """Figures and verdict."""
@@ -106,7 +110,7 @@ def compare_logits(
     reference: Reference, runner: StepRunner, texts: Iterable[Sequence[int]], tolerance: float
 ) -> LogitsReport:
     """Compare `runner` with `reference` at every position of all texts."""
-    metrics = _Metrics(tolerance)
+    metrics = LogitsMetrics(tolerance)
     feeds = [{"input_ids": np.array(text, dtype=np.int64)} for text in texts]
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         runners = [ReferenceRunner(reference), CachedRunner(runner)]

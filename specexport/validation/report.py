@@ -1,5 +1,6 @@
 """What `validate` measured: `validation.json` and a table."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -25,6 +26,16 @@ class LogitsReport(_Frozen):
     passed: bool
 
 
+class HeadReport(LogitsReport):
+    """A head's logits, over texts and over draft steps that recycle its own states."""
+
+    layout: str
+    num_draft_steps: int
+    """0 for heads that draft in one pass."""
+    same_token_map: bool
+    """The target's ids of a reduced vocabulary are the checkpoint's."""
+
+
 class GreedyDifference(_Frozen):
     """Where two greedy outputs part."""
 
@@ -44,6 +55,7 @@ class GreedyReport(_Frozen):
     identical: bool
     differences: tuple[GreedyDifference, ...]
     acceptance_length: float
+    acceptance_per_position: tuple[float, ...]
     passed: bool
     """Identical, or parted only where PyTorch's own top two are a numerical tie."""
 
@@ -71,9 +83,14 @@ class ValidationReport(_Frozen):
     distribution_test: DistributionReport
     target: LogitsReport
     draft: LogitsReport | None
+    head: HeadReport | None
+    head_not_compared: str | None
+    """Why there is no report of the bundle's head."""
     greedy: GreedyReport
     method: str
     num_speculative_tokens: int
+    acceptance: str
+    """The bundle's rule; whatever it is, the lossless one was validated."""
     checkpoint: str
     rounded_to: str | None
     """PyTorch's weights were rounded so too, because the bundle stores fewer bits."""
@@ -88,7 +105,7 @@ def report_table(report: ValidationReport) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in ("", "test", "measured", "wanted"):
         table.add_column(heading)
-    for role, logits in (("target", report.target), ("draft", report.draft)):
+    for role, logits in _logits_reports(report).items():
         if logits is not None:
             _add(
                 table,
@@ -104,7 +121,8 @@ def report_table(report: ValidationReport) -> Table:
         table,
         greedy.passed,
         f"greedy tokens, {greedy.num_prompts} prompts x 3 ways",
-        f"{greedy.num_tokens} tokens, {found}, acceptance length {greedy.acceptance_length:.2f}",
+        f"{greedy.num_tokens} tokens, {found}, acceptance length {greedy.acceptance_length:.2f}"
+        f"{_per_position(greedy)}",
         "PyTorch = plain = speculative",
     )
     test = report.distribution_test
@@ -122,8 +140,32 @@ def report_table(report: ValidationReport) -> Table:
             f"part at token {difference.position}: {difference.tokens[0]} / {difference.tokens[1]}",
             f"PyTorch's top-2 gap {difference.top2_gap:.2e}",
         )
-    table.caption = "passed" if report.passed else "FAILED"
+    if report.head_not_compared:
+        table.add_row("[yellow]?[/yellow]", "head logits", "NOT compared", report.head_not_compared)
+    table.caption = "; ".join(_verdict(report))
     return table
+
+
+def _logits_reports(report: ValidationReport) -> dict[str, LogitsReport | None]:
+    reports: dict[str, LogitsReport | None] = {"target": report.target, "draft": report.draft}
+    if report.head is not None:
+        reports[report.head.layout] = report.head
+    return reports
+
+
+def _per_position(greedy: GreedyReport) -> str:
+    rates = " ".join(f"{rate:.2f}" for rate in greedy.acceptance_per_position)
+    return f", per position {rates}" if rates else ""
+
+
+def _verdict(report: ValidationReport) -> Iterator[str]:
+    yield "passed" if report.passed else "FAILED"
+    if report.head_not_compared:
+        yield "the head's graph was not compared with PyTorch"
+    if report.head is not None and not report.head.same_token_map:
+        yield "the token map is not the checkpoint's"
+    if report.acceptance != "lossless":
+        yield f"validated lossless: the bundle's own rule, {report.acceptance}, is LOSSY"
 
 
 def _add(table: Table, passed: bool, *cells: Any) -> None:  # noqa: ANN401

@@ -12,14 +12,21 @@ from pathlib import Path
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
-from specexport.export.manifest import GraphSpec, Manifest, read_manifest
+from specexport.export.manifest import (
+    GraphSpec,
+    LosslessAcceptance,
+    Manifest,
+    read_manifest,
+)
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.greedy import compare_greedy, generate_greedy
+from specexport.validation.head_check import HeadCheck
 from specexport.validation.logits import compare_logits
 from specexport.validation.reference import Reference
 from specexport.validation.report import LogitsReport, ValidationReport
+from specexport.validation.source import find_source
 
 REPORT_NAME = "validation.json"
 _TOLERANCE = 1e-3
@@ -35,6 +42,7 @@ class ValidationOptions:
     checkpoint: str | None = None
     """None: where the bundle was built from."""
     draft_checkpoint: str | None = None
+    head_checkpoint: str | None = None
     num_prompts: int | None = None
     """None: all that ship with specexport."""
     max_tokens: int = 32
@@ -50,7 +58,7 @@ def validate(
 ) -> ValidationReport:
     """Measure `bundle` against PyTorch and write `validation.json` into it."""
     manifest = read_manifest(bundle)
-    source = _source(options.checkpoint, manifest.provenance.checkpoint, "--checkpoint")
+    source = find_source(options.checkpoint, manifest.provenance.checkpoint, "--checkpoint")
     progress("Loading the checkpoint in PyTorch")
     reference = Reference(source, manifest.target.weight_type)
     tolerance = options.tolerance or _TOLERANCE
@@ -60,9 +68,11 @@ def validate(
         prompts = _prompts(engine, options)
         plain = generate_greedy(engine, prompts, options.max_tokens)
     progress("Generating with speculation")
-    with Engine(bundle, EngineOptions(max_slots=_SLOTS, verify_files=False)) as engine:
+    # Another rule of acceptance than the lossless one has no promise that could be checked.
+    lossless = EngineOptions(max_slots=_SLOTS, acceptance=LosslessAcceptance(), verify_files=False)
+    with Engine(bundle, lossless) as engine:
         speculative = generate_greedy(engine, prompts, options.max_tokens)
-        acceptance_length = engine.stats().acceptance.length
+        acceptance = engine.stats().acceptance
         progress("Sampling with speculation")
         repeating = engine.tokenizer.encode(_REPEATING)
         distribution = compare_distribution(reference, engine, repeating, options.num_samples)
@@ -75,18 +85,19 @@ def validate(
         "plain": plain,
         "speculative": speculative,
     }
-    greedy = compare_greedy(reference, prompts, outputs, acceptance_length, tolerance)
+    greedy = compare_greedy(reference, prompts, outputs, acceptance, tolerance)
 
     progress("Comparing logits")
     texts = [[*prompt, *output] for prompt, output in zip(prompts, plain, strict=True)]
     target = _compare(bundle, manifest.target, reference, texts, tolerance)
+    progress("Comparing the drafter's logits")
+    checked = HeadCheck(bundle, manifest, source, options.head_checkpoint, tolerance)
+    head, head_not_compared = checked.run(reference, texts)
     del reference
     draft = _validate_draft(bundle, manifest, options, texts)
+    tests = (target, draft, head, greedy, distribution)
     report = ValidationReport(
-        passed=target.passed
-        and (draft is None or draft.passed)
-        and greedy.passed
-        and distribution.passed,
+        passed=all(test.passed for test in tests if test is not None),
         num_prompts=len(prompts),
         max_abs_logit_diff=target.max_abs_diff,
         top1_agreement=target.top1_agreement,
@@ -94,9 +105,12 @@ def validate(
         distribution_test=distribution,
         target=target,
         draft=draft,
+        head=head,
+        head_not_compared=head_not_compared,
         greedy=greedy,
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
+        acceptance=manifest.acceptance.kind,
         checkpoint=source,
         rounded_to=manifest.target.weight_type if manifest.target.is_rounded else None,
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs",
@@ -113,7 +127,7 @@ def _validate_draft(
     if manifest.draft is None:
         return None
     recorded = manifest.provenance.draft_checkpoint or ""
-    source = _source(options.draft_checkpoint, recorded, "--draft-checkpoint")
+    source = find_source(options.draft_checkpoint, recorded, "--draft-checkpoint")
     known = [
         [i for i in text if i < manifest.draft.vocab_size][: manifest.draft.max_length]
         for text in texts
@@ -145,18 +159,6 @@ def _prompts(engine: Engine, options: ValidationOptions) -> list[list[int]]:
         )
     texts = [json.loads(line)["text"] for line in lines[: options.num_prompts]]
     return [engine.tokenizer.encode(text)[:room] for text in texts]
-
-
-def _source(given: str | None, recorded: str, option: str) -> str:
-    if given is not None:
-        return given
-    is_hub_id = not Path(recorded).is_absolute()
-    if is_hub_id or Path(recorded).exists():
-        return recorded
-    raise ConfigError(
-        f"The bundle was built from {recorded}, which is not there any more. "
-        f"Say where the checkpoint is with {option}."
-    )
 
 
 def _write(path: Path, report: ValidationReport) -> None:
