@@ -42,10 +42,9 @@ def test_the_text_ends_at_the_first_stop_text_across_token_boundaries(
     pieces: RawTokenizer, token_ids: list[int], stop: list[str], include_stop: bool
 ) -> None:
     output = OutputText(TextStream(pieces), stop, include_stop=include_stop)
-    shown, num_pushed = "", 0
-    for token_id in token_ids:
+    shown = ""
+    for num_pushed, token_id in enumerate(token_ids, start=1):
         found = output.push(token_id)
-        num_pushed += 1
         shown += output.take()
         whole = "".join(PIECES[t] for t in token_ids[:num_pushed])
         # It stops with the very token that completes a stop text, and shows no part of one.
