@@ -48,13 +48,14 @@ def reference_probs(scores: torch.Tensor, params: SamplingParams) -> Any:
     if params.temperature == 0:
         return np.eye(len(scores))[int(scores.argmax())]
     found, none = scores.double()[None], torch.zeros(1, 1, dtype=torch.long)
-    for wanted, warper in (
+    warpers: list[tuple[Any, Callable[[], Any]]] = [
         (True, lambda: transformers.TemperatureLogitsWarper(float(params.temperature))),
         (params.top_k, lambda: transformers.TopKLogitsWarper(params.top_k)),
         (params.top_p < 1, lambda: transformers.TopPLogitsWarper(params.top_p)),
         (params.min_p, lambda: transformers.MinPLogitsWarper(params.min_p)),
         (params.typical_p < 1, lambda: transformers.TypicalLogitsWarper(params.typical_p)),
-    ):
+    ]
+    for wanted, warper in warpers:
         if wanted:
             found = warper()(none, found)  # type: ignore[no-untyped-call]
     return torch.softmax(found, dim=-1)[0].numpy()

@@ -229,12 +229,18 @@ SAMPLED: dict[str, dict[str, Any]] = {
     "min-p": {"min_p": 0.08},
     "typical-p": {"typical_p": 0.6},
     "penalties": {
-        **{"repetition_penalty": 1.7, "frequency_penalty": 1.5, "presence_penalty": 1.0},
-        **{"top_k": 4, "temperature": 1.3},
+        "repetition_penalty": 1.7,
+        "frequency_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "top_k": 4,
+        "temperature": 1.3,
     },
     "bias and masks": {
-        **{"logit_bias": {3: 2.0, 7: 1.0}, "banned_token_ids": [1, 2, 11], "top_k": 4},
-        **{"min_tokens": 2, "stop_token_ids": [5]},
+        "logit_bias": {3: 2.0, 7: 1.0},
+        "banned_token_ids": [1, 2, 11],
+        "top_k": 4,
+        "min_tokens": 2,
+        "stop_token_ids": [5],
     },
 }
 
@@ -329,8 +335,10 @@ RULES: dict[str, Acceptance] = {
 @pytest.mark.parametrize("rule", RULES)
 def test_lossy_acceptance_keeps_to_what_the_options_rule_out(rule: str, name: str) -> None:
     options: dict[str, Any] = {
-        **{"banned_token_ids": [1, 2, 3, 4], "min_tokens": 15},
-        **{"temperature": 1.0, "frequency_penalty": 0.5},
+        "banned_token_ids": [1, 2, 3, 4],
+        "min_tokens": 15,
+        "temperature": 1.0,
+        "frequency_penalty": 0.5,
     }
     engine = HashEngine(has_taps=True)
     loop = SpeculativeLoop(engine, DRAFTERS[name]({}), 3, [EOS], Policy(8, RULES[rule]))
