@@ -14,32 +14,35 @@ class Constraint(Protocol):
     """Follows one request's output from its first token on.
 
     A `path` is drafted tokens that follow the committed output. Paths may be asked for in any
-    order: only `commit` changes what the constraint knows. Each method raises `EngineError` where
-    the grammar engine gives up; the request then fails, alone.
+    order: only `commit` changes what the constraint knows.
     """
 
     def allowed(self, path: Sequence[int]) -> Mask:
         """What may follow `path`, read-only; end-of-sequence tokens where the output may end.
 
-        At least one token is. Raises `EngineError` where `path` itself is not allowed.
+        At least one token is. Raises `EngineError` where `path` itself is not allowed, or where
+        the grammar engine gives up.
         """
         ...
 
     def num_allowed(self, path: Sequence[int]) -> int:
-        """How many tokens of `path`, from the first, may follow one another."""
+        """How many tokens of `path`, from the first, may follow one another. Never raises."""
         ...
 
     def forced(self, path: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """The text that must follow `path`, in the tokenizer's own tokens; empty where it is open.
+        """The tokens after `path` as long as a single one is allowed; none of them ends the output.
 
-        These are good drafts, no facts: other tokens may spell the same text.
+        Their probability is 1 whatever the target says. Raises as `allowed` does.
         """
         ...
 
     def is_complete(self, path: Sequence[int]) -> bool:
-        """True when nothing but the end may follow `path`, so that no such token is needed."""
+        """True where nothing but the end may follow `path`: it needs no token that says so.
+
+        Raises as `allowed` does.
+        """
         ...
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Follow a step's tokens; an end-of-sequence token comes last."""
+        """Follow a step's tokens; an end-of-sequence token comes last. Raises as `allowed` does."""
         ...

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specexport.runtime.distribution import Distribution
-from specexport.runtime.tree import chain_parents, tree_shape
+from specexport.runtime.tree import ROOT, chain_parents, tree_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,20 @@ class Draft:
     def depth(self) -> int:
         """Tokens on the longest path."""
         return int(tree_shape(self.parents).depths.max()) + 1 if self.parents else 0
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The tokens from the first level down to `node`; none for the root."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tuple(reversed(tokens))
+
+    def kept(self, nodes: Sequence[int]) -> "Draft":
+        """The draft of some nodes, ascending and closed under parents."""
+        number = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
+        return Draft(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(number[self.parents[node]] for node in nodes),
+            tuple(self.probs[node] for node in nodes),
+        )

@@ -10,6 +10,7 @@ from typing import Self
 
 from specexport.errors import EngineError, RequestError
 from specexport.export.manifest import read_manifest, verify_files
+from specexport.runtime.grammar import Grammars
 from specexport.runtime.load import load_loop
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
@@ -100,6 +101,11 @@ class Engine:
             verify_files(path, self.manifest)
         self.tokenizer = Tokenizer(path / "tokenizer")
         self.max_length = options.max_length or self.manifest.target.max_length
+        self._grammars = Grammars(
+            path / "tokenizer" / "tokenizer.json",
+            self.manifest.target.vocab_size,
+            self.manifest.eos_token_ids,
+        )
         self._streams: dict[int, Stream] = {}
         self._ids = count()
         self._is_closed = False
@@ -117,6 +123,7 @@ class Engine:
             max_tokens=self._max_tokens(token_ids, params),
             num_prompt=len(token_ids),
             token_ids=token_ids,
+            constraint=self._grammars.constraint(params.structure) if params.structure else None,
         )
         stream = Stream(self, request, self.tokenizer.stream())
         self._streams[request.id] = stream

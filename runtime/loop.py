@@ -186,7 +186,10 @@ class SpeculativeLoop:
     def _verify(self, request: Request, draft: Draft, output: StepOutput, start: int) -> Verdict:
         def logits_at(node: int) -> NDArray[np.float32]:
             logits: NDArray[np.float32] = output.logits[start + 1 + node]  # the text's come first
-            return logits
+            if request.constraint is None:
+                return logits
+            allowed = request.constraint.allowed(draft.path(node))
+            return np.where(allowed, logits, np.float32(-np.inf))
 
         def target_at(node: int) -> Distribution:
             return to_distribution(logits_at(node), request.params)
@@ -211,20 +214,37 @@ class SpeculativeLoop:
             self._target.compact(request.slot, len(request.token_ids), verdict.path)
         request.token_ids.extend(kept)
         request.num_computed = len(request.token_ids) - 1
-        return NewTokens(request, kept)
+        return NewTokens(request, kept + self._force(request, kept))
+
+    def _force(self, request: Request, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Follow a step's tokens; append those that alone may come next.
+
+        The target will read them as it reads a prompt.
+        """
+        if request.constraint is None:
+            return ()
+        request.constraint.commit(token_ids)
+        forced = request.constraint.forced((), request.num_left)
+        request.constraint.commit(forced)
+        request.token_ids.extend(forced)
+        self._num_output += len(forced)
+        return forced
 
     def _cut(self, request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         kept = token_ids[: request.num_left]
-        if not request.params.ignore_eos:
-            for i, token_id in enumerate(kept):
-                if token_id in self._eos_token_ids:
-                    return kept[: i + 1]
+        for i, token_id in enumerate(kept):
+            if not request.params.ignore_eos and token_id in self._eos_token_ids:
+                return kept[: i + 1]
+            if request.constraint and request.constraint.is_complete(kept[: i + 1]):
+                return kept[: i + 1]
         return kept
 
     def _reason_to_end(self, request: Request) -> FinishReason | None:
         if request.error is not None:
             return FinishReason.ERROR
         if not request.params.ignore_eos and request.token_ids[-1] in self._eos_token_ids:
+            return FinishReason.STOP
+        if request.constraint is not None and request.constraint.is_complete(()):
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_left == 0 else None
 

@@ -53,6 +53,8 @@ def _passes(
         probs = distribution.probs[distribution.probs > 0]
         entropy = float(-(probs * np.log(probs)).sum())
         return distribution.prob(token_id) > min(rule.epsilon, rule.delta * math.exp(-entropy))
+    if logits[token_id] == -np.inf:
+        return False
     num_better = int((logits > logits[token_id]).sum())
     weights = np.exp(logits.astype(np.float64) - float(logits.max()))
     gap = (1.0 - weights[token_id]) / weights.sum()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from specexport.errors import RequestError
+from specexport.runtime.structure import Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """Output tokens at the most; None goes on to the end of the cache."""
     ignore_eos: bool = False
+    structure: Structure | None = None
+    """What the whole output must look like."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from specexport.runtime.constraint import Constraint
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.stats import RequestStats
 
@@ -11,7 +12,7 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """An end-of-sequence token; it is the last of the output."""
+    """An end-of-sequence token, the last of the output; or the output's structure is complete."""
     LENGTH = "length"
     """`max_tokens`, or the end of the cache."""
     CANCELLED = "cancelled"
@@ -31,6 +32,7 @@ class Request:
     max_tokens: int
     num_prompt: int
     token_ids: list[int]
+    constraint: Constraint | None = None
     num_computed: int = 0
     slot: int = -1
     finish_reason: FinishReason | None = None
@@ -49,7 +51,7 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are not in the cache yet; 1 when decoding."""
+        """Tokens that are not in the cache yet; 1 when decoding, but for those that were forced."""
         return len(self.token_ids) - self.num_computed
 
     @property

@@ -14,6 +14,8 @@ class JsonSchema:
 
     schema: Mapping[str, Any] | str
     """The schema, or its text."""
+    one_line: bool = False
+    """Write `{"a": 1, "b": [2, 3]}`, so that more is known before; else with any whitespace."""
 
     def __post_init__(self) -> None:
         if not isinstance(self._parsed(), dict):
@@ -51,9 +53,7 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Text of a context-free grammar: Lark's notation, or GBNF's with `::=`. It begins at `start`
-    (Lark) or `root` (GBNF).
-    """
+    """Text of a context-free grammar, from `start` (Lark's notation) or `root` (GBNF's) on."""
 
     text: str
 
