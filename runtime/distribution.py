@@ -13,6 +13,7 @@ from specexport.errors import EngineError
 from specexport.runtime.params import SamplingParams
 
 _FIRST_CANDIDATES = 256
+_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +71,95 @@ class Distribution:
 
 
 def to_distribution(logits: NDArray[np.float32], params: SamplingParams) -> Distribution:
-    """What `params` make of one row of logits [V]: temperature, then top-k, then top-p.
+    """What the sampling options of `params` make of one row of logits [V].
 
-    Ties at the top-k limit are all kept, as transformers does. Raises `EngineError` on NaN.
+    Temperature, then top-k, top-p, min-p and typical-p, each on what the one before it left, as
+    in transformers. Ties at the limit of top-k, min-p and typical-p are all kept. A logit of -inf
+    rules its token out. Raises `EngineError` on NaN, and where no token is left.
     """
-    best = int(np.argmax(logits))  # the first NaN, if there is one
-    if not np.isfinite(logits[best]):
-        raise EngineError(
-            f"The model gave a logit that is {logits[best]}. Its weights are damaged, or overflow "
-            "in their precision: run `specexport validate`, or build with --weights fp32."
-        )
+    best = _best(logits)
     if params.temperature == 0.0:
         return Distribution.one_hot(best)
     token_ids = _top_k(logits, params.top_k)
     scores = logits[token_ids].astype(np.float64)
     weights = np.exp((scores - float(logits[best])) / params.temperature)
     probs = weights / weights.sum()
-    if params.top_p < 1.0:
-        kept = _top_p(probs, params.top_p)
-        token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
+    for keep, limit, keeps_all in (
+        (_top_p, params.top_p, 1.0),
+        (_min_p, params.min_p, 0.0),
+        (_typical_p, params.typical_p, 1.0),
+    ):
+        if limit != keeps_all:
+            kept = keep(probs, limit)
+            token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
     return Distribution(token_ids, probs)
 
 
+def _best(logits: NDArray[np.float32]) -> int:
+    best = int(np.argmax(logits))  # the first NaN, if there is one
+    if logits[best] == -np.inf:
+        raise EngineError(
+            "No token is left to come: the model's logits and what the request rules out leave "
+            "none. Allow more tokens, or lower min_tokens."
+        )
+    if not np.isfinite(logits[best]):
+        raise EngineError(
+            f"The model gave a logit that is {logits[best]}. Its weights are damaged, or overflow "
+            "in their precision: run `specexport validate`, or build with --weights fp32."
+        )
+    return best
+
+
 def _top_k(logits: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
-    """Ids of all tokens at least as likely as the k-th."""
+    """Ids of all possible tokens at least as likely as the k-th."""
     if not 0 < top_k < len(logits):
-        return np.arange(len(logits))
-    limit = np.partition(logits, -top_k)[-top_k]
-    return np.flatnonzero(logits >= limit)
+        return np.flatnonzero(logits > -np.inf)
+    found = largest(logits, top_k)
+    return found[logits[found] > -np.inf]
 
 
 def _top_p(probs: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Indices of the likeliest tokens until they reach `top_p`, ascending; equals go by index."""
-    num_candidates = min(_FIRST_CANDIDATES, len(probs))
+    return np.sort(_leading(probs, probs, top_p))
+
+
+def _min_p(probs: NDArray[np.float64], min_p: float) -> NDArray[np.int64]:
+    """Indices of the tokens whose probability is at least `min_p` times the largest."""
+    return np.flatnonzero(probs >= min_p * probs.max())
+
+
+def _typical_p(probs: NDArray[np.float64], typical_p: float) -> NDArray[np.int64]:
+    """Indices of locally typical tokens (arXiv 2202.00666): surprise nearest to the entropy."""
+    surprise = -np.log(np.maximum(probs, np.finfo(np.float64).tiny))
+    distance = np.abs(surprise - (probs * surprise).sum())
+    last = _leading(-distance, probs, typical_p)[-1]
+    return np.flatnonzero(distance <= distance[last])
+
+
+def _leading(
+    scores: NDArray[np.float64], probs: NDArray[np.float64], mass: float
+) -> NDArray[np.int64]:
+    """The fewest indices of largest score, best first, whose probabilities reach `mass`."""
+    num_candidates = _FIRST_CANDIDATES
     while True:  # rarely needs more than the first round: no full sort of the vocabulary
-        limit = np.partition(probs, -num_candidates)[-num_candidates]
-        candidates = np.flatnonzero(probs >= limit)
-        order = candidates[np.argsort(-probs[candidates], kind="stable")]
+        candidates = largest(scores, num_candidates)
+        order = candidates[np.argsort(-scores[candidates], kind="stable")]
         before = np.cumsum(probs[order]) - probs[order]
-        if before[-1] >= top_p or len(order) == len(probs):
-            return np.sort(order[before < top_p])
-        num_candidates = min(num_candidates * 8, len(probs))
+        if before[-1] >= mass or len(order) == len(probs):
+            return order[before < mass]
+        num_candidates *= 8
+
+
+def largest(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """Indices of all values at least as large as the `count`-th largest, ascending."""
+    if count >= len(values):
+        return np.arange(len(values))
+    width = len(values) // _BLOCK
+    if width > 2 * count:  # the count-th largest of the columns' maxima bounds it from below
+        maxima = values[: width * _BLOCK].reshape(_BLOCK, width).max(axis=0)
+        candidates = np.flatnonzero(values >= np.partition(maxima, -count)[-count])
+    else:
+        candidates = np.arange(len(values))
+    found = values[candidates]
+    kept: NDArray[np.int64] = candidates[found >= np.partition(found, -count)[-count]]
+    return kept

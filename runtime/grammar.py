@@ -23,8 +23,8 @@ _NAMES = {
     Grammar: "grammar",
     Choice: "choice",
 }
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAX_KEPT = 32  # compiled structures
+_PLAIN_REASONS = {"NoExtensionBias": "no text is described by it"}
 
 
 class Grammars:
@@ -46,28 +46,31 @@ class Grammars:
         try:
             is_empty = found.is_complete(())
         except EngineError as error:
-            raise RequestError(f"The {name} cannot be followed: {error}") from None
+            raise RequestError(f"The {name} is refused. {error}") from None
         if is_empty:
-            raise RequestError(f"The {name} describes the empty text alone.")
+            raise RequestError(f"The {name} is refused: it describes the empty text alone.")
         return found
 
     def _compiled(self, source: str, name: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if matcher.is_error():
-            raise RequestError(f"The {name} is refused: {_reason(matcher.get_error())}.")
+        if matcher.is_error() or (probe := _one_step(matcher)).is_error():
+            error = (matcher if matcher.is_error() else probe).get_error()
+            raise RequestError(f"The {name} is refused: {_reason(error)}.")
         return matcher
 
     @cached_property
     def _tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
-        return LLTokenizer(
-            self._tokenizer_file.read_text(encoding="utf-8"),
-            n_vocab=self._vocab_size,
-            eos_token=self._eos_token_ids,
-        )
+        text = self._tokenizer_file.read_text(encoding="utf-8")
+        try:
+            return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+        except ValueError as error:
+            raise RequestError(
+                f"Structured output cannot read this model's kind of tokenizer: {error}."
+            ) from None
 
 
 def _source(structure: Structure) -> str:
@@ -81,23 +84,47 @@ def _source(structure: Structure) -> str:
             "Install it with: pip install 'specexport[structured]'"
         ) from None
     if isinstance(structure, JsonSchema):
-        options = _ONE_LINE if structure.one_line else None
-        return str(LLMatcher.grammar_from_json_schema(structure.text, overrides=options))
+        if not structure.one_line:
+            return str(LLMatcher.grammar_from_json_schema(structure.text))
+        return str(
+            LLMatcher.grammar_from_json_schema(
+                structure.text,
+                overrides={
+                    "whitespace_flexible": False,
+                    "item_separator": ", ",
+                    "key_separator": ": ",
+                },
+            )
+        )
     if isinstance(structure, Regex):
         return str(LLMatcher.grammar_from_regex(structure.pattern))
     if isinstance(structure, Choice):
-        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structure.choices)
-        return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
+        choices = (json.dumps(choice, ensure_ascii=False) for choice in structure.choices)
+        alternatives = " | ".join(choices).replace("\x7f", "\\u007f")  # which JSON leaves as it is
+        return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
     try:
         return str(LLMatcher.grammar_from_lark(any_to_lark(structure.text)))
     except Exception as error:  # the converter has several kinds, none of them public
         raise RequestError(f"The grammar is refused: {_reason(str(error))}.") from None
 
 
-def _reason(message: str) -> str:
+def _one_step(matcher: "LLMatcher") -> "LLMatcher":
+    """A copy that went forth and back: some grammars cannot go on, others cannot go back."""
+    probe = matcher.deep_copy()
+    allowed = np.flatnonzero(_unpacked(probe.compute_bitmask()))
+    probe.rollback(probe.try_consume_tokens(allowed[-1:].tolist()))
+    return probe
+
+
+def _unpacked(bits: bytes) -> Mask:
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").view(np.bool_)
+
+
+def _reason(report: str) -> str:
     """The sentence of an engine's report that says what is wrong."""
-    found = re.search(r"^error: (.+)$", message, re.MULTILINE)
-    return (found[1] if found else message.split("\n", 1)[0]).strip().rstrip(".:")
+    found = re.search(r"^error: (.+)$", report, re.MULTILINE)
+    reason = (found[1] if found else report.split("\n", 1)[0]).strip().rstrip(".:")
+    return _PLAIN_REASONS.get(reason, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +195,15 @@ class GrammarConstraint:
             return self._end()
         if self._seek(text) < len(text):
             raise self._error("the draft breaks the grammar")
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise self._error("the grammar engine gave up")
-        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        allowed = _unpacked(bits)[: self._vocab_size]
         allowed[self._eos_token_ids] = False
         others = int(np.count_nonzero(allowed))
         allowed[self._eos_token_ids] = can_end = self._matcher.is_accepting()
         if not others and not can_end:
-            raise EngineError("no token of the vocabulary can go on with the text.")
+            raise self._error("no token of the vocabulary can come next")
         only = int(np.argmax(allowed)) if others == 1 and not can_end else None
         return _Position(allowed, not others, only)
 
@@ -204,5 +231,5 @@ class GrammarConstraint:
         return num_taken
 
     def _error(self, what: str) -> EngineError:
-        reason = self._matcher.get_error().split("\n", 1)[0]
-        return EngineError(f"{what}{f' ({reason})' if reason else ''}.")
+        reason = _reason(self._matcher.get_error())
+        return EngineError(f"The structure cannot be followed: {what}{reason and f': {reason}'}.")

@@ -11,14 +11,21 @@ from specexport.engines.step import StepOutput, StepRunner
 from specexport.errors import SpecExportError
 from specexport.export.manifest import Acceptance, LosslessAcceptance
 from specexport.runtime.batch import Batch, Row
-from specexport.runtime.distribution import Distribution, to_distribution
+from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
-from specexport.runtime.lossy import verify_lossy
+from specexport.runtime.logprobs import TokenLogprobs
+from specexport.runtime.lossy import LogitsAt, verify_lossy
 from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.scheduler import Scheduler
+from specexport.runtime.scoring import (
+    MOST_PROMPT_ROWS,
+    kept_logprobs,
+    num_scored,
+    score_prompt,
+)
 from specexport.runtime.stats import AcceptanceStats, EngineStats
-from specexport.runtime.tree import whole_tree
+from specexport.runtime.tree import ROOT, whole_tree
 from specexport.runtime.verify import Verdict, verify
 
 # However many rows there are, each may compute this part of a whole step's tokens.
@@ -31,6 +38,8 @@ class NewTokens:
 
     request: Request
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the tokens, where the request wants them."""
 
 
 class SpeculativeLoop:
@@ -66,6 +75,7 @@ class SpeculativeLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request; `step` will pick it up."""
+        request.admit(self._eos_token_ids)
         self._scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
@@ -127,29 +137,36 @@ class SpeculativeLoop:
         least = max((max_query - self._max_nodes) // _LEAST_PREFILL_SHARE, 1)
         return max(max_query // num_rows - self._max_nodes, least)
 
+    def _chunk(self, request: Request, num_rows: int) -> int:
+        """Most pending tokens of this request in one step."""
+        chunk = self._prefill_chunk(num_rows)
+        return min(chunk, MOST_PROMPT_ROWS) if request.params.prompt_logprobs else chunk
+
     def _draft(self, requests: Sequence[Request]) -> list[Draft]:
         """A draft for each request whose pending tokens all fit this step; empty for the others."""
         started = time.perf_counter()
-        chunk = self._prefill_chunk(len(requests))
         wanted = []
         for request in requests:
+            is_ready = request.num_pending <= self._chunk(request, len(requests))
             room = min(self._num_speculative_tokens, request.num_left - 1)
-            wanted.append(DraftRequest(request, room if request.num_pending <= chunk else 0))
+            wanted.append(DraftRequest(request, room if is_ready else 0))
         drafts = self._drafter.propose(wanted)
         self._draft_time_s += time.perf_counter() - started
         return drafts
 
     def _build(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> Batch:
-        chunk = self._prefill_chunk(len(requests))
         rows = []
         for request, draft in zip(requests, drafts, strict=True):
+            chunk = self._chunk(request, len(requests))
             pending = request.token_ids[request.num_computed :]
             if len(pending) <= chunk:
+                num_logits = num_scored(request, len(pending) - 1) + 1 + len(draft)
                 tokens = [*pending, *draft.token_ids]
                 tree = whole_tree(len(request.token_ids), draft.parents) if draft else None
-                rows.append(Row(request.num_computed, tokens, len(draft) + 1, tree))
+                rows.append(Row(request.num_computed, tokens, num_logits, tree))
             else:
-                rows.append(Row(request.num_computed, pending[:chunk], 0))
+                num_logits = num_scored(request, chunk)
+                rows.append(Row(request.num_computed, pending[:chunk], num_logits))
         return Batch.build(rows, self._target.profile.max_length, self._target.spec.sliding_window)
 
     def _commit(
@@ -160,22 +177,25 @@ class SpeculativeLoop:
         output: StepOutput,
     ) -> list[NewTokens]:
         """Verify every row first: finishing a request moves others to new slots."""
-        chunk = self._prefill_chunk(len(requests))
         results = []
         for b, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
             states = None if output.hidden_states is None else output.hidden_states[b]
-            if request.num_pending > chunk:  # the rest of the prompt follows
-                request.num_computed += chunk
-                self._observe(request, chunk, Verdict((), ()), states)
-                continue
-            num_pending = request.num_pending
+            logits = output.logits[batch.logits_start[b] :]
+            chunk, num_pending = self._chunk(request, len(requests)), request.num_pending
             try:
-                verdict = self._verify(request, draft, output, batch.logits_start[b])
+                if num_pending > chunk:  # the rest of the prompt follows
+                    score_prompt(request, logits, chunk)
+                    request.num_computed += chunk
+                    self._observe(request, chunk, Verdict((), ()), states)
+                    continue
+                logits = logits[score_prompt(request, logits, num_pending - 1) :]
+                verdict = self._verify(request, draft, _after(logits))
+                result = self._append(request, draft, verdict, _after(logits))
+                results.append(result)
             except Exception as error:  # one row's trouble is not the others'
                 request.error = _reason(error)
                 results.append(NewTokens(request, ()))
                 continue
-            results.append(self._append(request, draft, verdict))
             if self._reason_to_end(request) is None:
                 self._observe(request, num_pending, verdict, states)
         for result in results:
@@ -183,25 +203,23 @@ class SpeculativeLoop:
                 self._finish(result.request, reason)
         return results
 
-    def _verify(self, request: Request, draft: Draft, output: StepOutput, start: int) -> Verdict:
-        def logits_at(node: int) -> NDArray[np.float32]:
-            logits: NDArray[np.float32] = output.logits[start + 1 + node]  # the text's come first
-            if request.constraint is None:
-                return logits
-            allowed = request.constraint.allowed(draft.path(node))
-            return np.where(allowed, logits, np.float32(-np.inf))
+    def _verify(self, request: Request, draft: Draft, logits_at: LogitsAt) -> Verdict:
+        processor = request.processor
 
         def target_at(node: int) -> Distribution:
-            return to_distribution(logits_at(node), request.params)
+            return processor.distribution(logits_at(node), draft.path(node))
 
         rule, position = self._acceptance_rule, len(request.token_ids)
         if isinstance(rule, LosslessAcceptance):
             return verify(draft, target_at, request.params.seed, position)
-        return verify_lossy(rule, draft, logits_at, request.params, position)
+        return verify_lossy(rule, draft, logits_at, processor, position)
 
-    def _append(self, request: Request, draft: Draft, verdict: Verdict) -> NewTokens:
-        """Add the verdict's tokens up to an end-of-sequence token or the limit."""
-        kept = self._cut(request, verdict.token_ids)
+    def _append(
+        self, request: Request, draft: Draft, verdict: Verdict, logits_at: LogitsAt
+    ) -> NewTokens:
+        """Add the verdict's tokens up to the one that ends the output, or the limit."""
+        kept = _cut(request, verdict.token_ids)
+        logprobs = kept_logprobs(request, draft, verdict.path, kept, logits_at)
         if request.stats.first_token_s:
             request.stats.num_decode_steps += 1
         else:
@@ -214,37 +232,23 @@ class SpeculativeLoop:
             self._target.compact(request.slot, len(request.token_ids), verdict.path)
         request.token_ids.extend(kept)
         request.num_computed = len(request.token_ids) - 1
-        return NewTokens(request, kept + self._force(request, kept))
+        request.processor.commit(kept)
+        return NewTokens(request, kept + self._force(request), logprobs)
 
-    def _force(self, request: Request, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Follow a step's tokens; append those that alone may come next.
-
-        The target will read them as it reads a prompt.
-        """
-        if request.constraint is None:
-            return ()
-        request.constraint.commit(token_ids)
-        forced = request.constraint.forced((), request.num_left)
-        request.constraint.commit(forced)
+    def _force(self, request: Request) -> tuple[int, ...]:
+        """Append what alone may come next; the target will read it as it reads a prompt."""
+        forced = request.processor.forced(request.num_left)
+        for token_id in forced:
+            request.ends_with(token_id)
+        request.processor.commit(forced)
         request.token_ids.extend(forced)
         self._num_output += len(forced)
         return forced
 
-    def _cut(self, request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        kept = token_ids[: request.num_left]
-        for i, token_id in enumerate(kept):
-            if not request.params.ignore_eos and token_id in self._eos_token_ids:
-                return kept[: i + 1]
-            if request.constraint and request.constraint.is_complete(kept[: i + 1]):
-                return kept[: i + 1]
-        return kept
-
     def _reason_to_end(self, request: Request) -> FinishReason | None:
         if request.error is not None:
             return FinishReason.ERROR
-        if not request.params.ignore_eos and request.token_ids[-1] in self._eos_token_ids:
-            return FinishReason.STOP
-        if request.constraint is not None and request.constraint.is_complete(()):
+        if request.stopped_by is not None or request.processor.is_complete:
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_left == 0 else None
 
@@ -277,6 +281,24 @@ class SpeculativeLoop:
     def _move_slot(self, source: int, destination: int, length: int) -> None:
         self._target.move_slot(source, destination, length)
         self._drafter.move_slot(source, destination, length)
+
+
+def _after(logits: NDArray[np.float32]) -> LogitsAt:  # [n, V]
+    """Rows of logits by node: the one after the text comes first."""
+
+    def logits_at(node: int) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = logits[node - ROOT]
+        return row
+
+    return logits_at
+
+
+def _cut(request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    kept = token_ids[: request.num_left]
+    for i, token_id in enumerate(kept):
+        if request.ends_with(token_id) or request.processor.completes(kept[: i + 1]):
+            return kept[: i + 1]
+    return kept
 
 
 def _reason(error: Exception) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.export.manifest import TopAcceptance, TypicalAcceptance
-from specexport.runtime.distribution import to_distribution
+from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
-from specexport.runtime.params import SamplingParams
+from specexport.runtime.processing import LogitsProcessor
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.tree import ROOT
 from specexport.runtime.verify import Verdict
@@ -27,35 +27,42 @@ def verify_lossy(
     rule: TypicalAcceptance | TopAcceptance,
     draft: Draft,
     logits_at: LogitsAt,
-    params: SamplingParams,
+    processor: LogitsProcessor,
     position: int,
 ) -> Verdict:
     """Accept the longest path of tokens that the rule lets pass; end with a token of the target.
 
-    `position` is the index in the text of the first drafted token.
+    What a request rules out never passes. `position` is the index in the text of the first
+    drafted token.
     """
     paths: dict[int, tuple[int, ...]] = {ROOT: ()}
     for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
-        if parent in paths and _passes(rule, logits_at(parent), params, token_id):
+        if parent not in paths:
+            continue
+        logits, above = logits_at(parent), draft.path(parent)
+        if isinstance(rule, TypicalAcceptance):
+            passes = _is_typical(rule, processor.distribution(logits, above), token_id)
+        else:
+            passes = _is_near_top(rule, processor.scores(logits, above), token_id)
+        if passes:
             paths[node] = (*paths[parent], node)
     path = max(paths.values(), key=len)  # of equally long ones the first
     last = path[-1] if path else ROOT
-    number = uniform(params.seed, position + len(path), Purpose.OUTPUT)
-    token_id = to_distribution(logits_at(last), params).sample(number)
+    number = uniform(processor.params.seed, position + len(path), Purpose.OUTPUT)
+    token_id = processor.distribution(logits_at(last), draft.path(last)).sample(number)
     return Verdict((*(draft.token_ids[node] for node in path), token_id), path)
 
 
-def _passes(
-    rule: TypicalAcceptance | TopAcceptance, logits: Logits, params: SamplingParams, token_id: int
-) -> bool:
-    if isinstance(rule, TypicalAcceptance):
-        distribution = to_distribution(logits, params)
-        probs = distribution.probs[distribution.probs > 0]
-        entropy = float(-(probs * np.log(probs)).sum())
-        return distribution.prob(token_id) > min(rule.epsilon, rule.delta * math.exp(-entropy))
-    if logits[token_id] == -np.inf:
+def _is_typical(rule: TypicalAcceptance, distribution: Distribution, token_id: int) -> bool:
+    probs = distribution.probs[distribution.probs > 0]
+    entropy = float(-(probs * np.log(probs)).sum())
+    return distribution.prob(token_id) > min(rule.epsilon, rule.delta * math.exp(-entropy))
+
+
+def _is_near_top(rule: TopAcceptance, scores: Logits, token_id: int) -> bool:
+    if scores[token_id] == -np.inf:
         return False
-    num_better = int((logits > logits[token_id]).sum())
-    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
+    num_better = int((scores > scores[token_id]).sum())
+    weights = np.exp(scores.astype(np.float64) - float(scores.max()))
     gap = (1.0 - weights[token_id]) / weights.sum()
     return num_better < rule.n and bool(gap <= rule.delta)

@@ -15,6 +15,7 @@ class Purpose(IntEnum):
     DRAFT = 0
     ACCEPT = 1
     OUTPUT = 2
+    CHOICE = 3
 
 
 def uniform(seed: int, position: int, purpose: Purpose, index: int = 0) -> float:
@@ -22,6 +23,15 @@ def uniform(seed: int, position: int, purpose: Purpose, index: int = 0) -> float
 
     `index` tells apart several numbers at one position, such as those of the nodes of a tree.
     """
+    return float(_raw(seed, position, purpose, index) >> 11) * 2.0**-53
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one of several outputs of a request; the first has the request's own."""
+    return seed if index == 0 else _raw(seed, 0, Purpose.CHOICE, index)
+
+
+def _raw(seed: int, position: int, purpose: Purpose, index: int) -> int:
     key = np.array([seed, purpose], dtype=np.uint64)
     counter = np.array([position, index, 0, 0], dtype=np.uint64)
-    return float(int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) * 2.0**-53
+    return int(np.random.Philox(key=key, counter=counter).random_raw())

@@ -1,10 +1,14 @@
 """A request and its state."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specexport.runtime.constraint import Constraint
+from specexport.runtime.logprobs import TokenLogprobs
+from specexport.runtime.output_text import OutputText
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.processing import LogitsProcessor
 from specexport.runtime.stats import RequestStats
 
 
@@ -12,7 +16,8 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """An end-of-sequence token, the last of the output; or the output's structure is complete."""
+    """An end-of-sequence or stop token, or the token that completes a stop text or the structure:
+    the last one."""
     LENGTH = "length"
     """`max_tokens`, or the end of the cache."""
     CANCELLED = "cancelled"
@@ -32,12 +37,35 @@ class Request:
     max_tokens: int
     num_prompt: int
     token_ids: list[int]
-    constraint: Constraint | None = None
     num_computed: int = 0
     slot: int = -1
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    constraint: Constraint | None = None
+    text: OutputText | None = None
+    """Where somebody reads the text; without it no stop text is found."""
+    processor: LogitsProcessor = field(init=False)
+    """Made when the request is queued."""
+    stopped_by: int | str | None = None
+    """The token or the stop text that ended the output."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's second token and those after it, as far as they are computed."""
+
+    def admit(self, eos_token_ids: Collection[int]) -> None:
+        """Get ready to run on a model with these end-of-sequence tokens."""
+        ends = () if self.params.ignore_eos else eos_token_ids
+        prompt, end_ids = self.token_ids[: self.num_prompt], {*ends, *self.params.stop_token_ids}
+        self.processor = LogitsProcessor(self.params, prompt, end_ids, self.constraint)
+
+    def ends_with(self, token_id: int) -> bool:
+        """Take the next output token into the text; True when it ends the output."""
+        is_end = token_id in self.processor.end_ids
+        if self.text is not None and (self.params.include_stop or not is_end):
+            self.stopped_by = self.text.push(token_id)
+        if is_end:
+            self.stopped_by = token_id
+        return self.stopped_by is not None
 
     @property
     def num_output(self) -> int:
@@ -51,7 +79,7 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are not in the cache yet; 1 when decoding, but for those that were forced."""
+        """Tokens that are not in the cache yet; 1 when decoding, and those that were forced."""
         return len(self.token_ids) - self.num_computed
 
     @property

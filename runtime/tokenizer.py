@@ -52,9 +52,9 @@ class Tokenizer:
         """
         return self._encode(self._render(messages), special=False)
 
-    def stream(self) -> "TextStream":
-        """A decoder for tokens that come in pieces."""
-        return TextStream(self._tokenizer)
+    def stream(self, context: Sequence[int] = ()) -> "TextStream":
+        """A decoder for tokens that come in pieces, after `context`."""
+        return TextStream(self._tokenizer, context)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
@@ -102,15 +102,19 @@ class TextStream:
     text differently (SentencePiece drops its space).
     """
 
-    def __init__(self, tokenizer: _Tokenizer) -> None:
-        """Start at the beginning of an output."""
+    def __init__(self, tokenizer: _Tokenizer, context: Sequence[int] = ()) -> None:
+        """Start at the beginning of a text, or after the tokens of `context`."""
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # shown already
+        self._context = list(context)  # shown already
         self._held: list[int] = []  # not shown yet
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete; bytes of an unfinished character wait."""
         return "".join(self._push(token_id) for token_id in token_ids)
+
+    def unfinished(self) -> str:
+        """What is held back, but for the character that is not whole."""
+        return self._new_text().rstrip(_REPLACEMENT)
 
     def finish(self) -> str:
         """What was held back: a character cut off at the end shows as U+FFFD."""

@@ -18,11 +18,13 @@ from specexport.errors import (
 )
 
 if TYPE_CHECKING:
-    from specexport.runtime.engine import Chunk, Completion, Engine, Stream
+    from specexport.runtime.engine import Engine
+    from specexport.runtime.logprobs import Logprob, TokenLogprobs
     from specexport.runtime.options import EngineOptions
     from specexport.runtime.params import SamplingParams
     from specexport.runtime.request import FinishReason
     from specexport.runtime.stats import AcceptanceStats, EngineStats, RequestStats
+    from specexport.runtime.stream import Chunk, Completion, Stream, StreamGroup
 
 __version__ = "0.1.0"
 
@@ -38,17 +40,22 @@ __all__ = [
     "EngineOptions",
     "EngineStats",
     "FinishReason",
+    "Logprob",
     "RequestError",
     "RequestStats",
     "SamplingParams",
     "SpecExportError",
     "Stream",
+    "StreamGroup",
+    "TokenLogprobs",
     "__version__",
 ]
 
 # Loaded when first used, so that `import specexport` and `specexport --help` stay fast.
 _HOMES = {
-    **dict.fromkeys(("Chunk", "Completion", "Engine", "Stream"), "engine"),
+    "Engine": "engine",
+    **dict.fromkeys(("Logprob", "TokenLogprobs"), "logprobs"),
+    **dict.fromkeys(("Chunk", "Completion", "Stream", "StreamGroup"), "stream"),
     "EngineOptions": "options",
     "SamplingParams": "params",
     "FinishReason": "request",

@@ -185,8 +185,9 @@ class ModelDrafter:
             start, frontier = batch.logits_start[d.request.slot], d.growth.frontier
             for i, node in enumerate(frontier):
                 d.states[node] = states[start + i].copy()
-            rows = logits[start : start + len(frontier)]
-            d.growth.grow([self._masked(d, *pair) for pair in zip(frontier, rows, strict=True)])
+            d.growth.grow(
+                [self._masked(d, node, logits[start + i]) for i, node in enumerate(frontier)]
+            )
 
     def _masked(self, d: _Drafting, node: int, logits: Floats) -> Floats:
         """Logits after a node, -inf for what the request's constraint forbids there.

@@ -126,28 +126,6 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
-        ({"top_k": 2.5}, "top_k is 2.5; it must be a whole number"),
-        ({"max_tokens": 3.0}, "max_tokens is 3.0; it must be a whole number"),
-        ({"max_tokens": True}, "max_tokens is True"),
-        ({"temperature": "1"}, "temperature is '1'; it must be a number"),
-    ],
-)
-def test_a_bad_sampling_value_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        SamplingParams(**values)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_slots": 0}, "max_slots is 0; it must be a whole number from 1"),
