@@ -23,6 +23,7 @@ _NAMES = {
     Grammar: "grammar",
     Choice: "choice",
 }
+_NO_TEXT = "\ufdd0"  # a code point that Unicode keeps out of texts
 _MAX_KEPT = 32  # compiled structures
 _PLAIN_REASONS = {"NoExtensionBias": "no text is described by it"}
 
@@ -64,7 +65,7 @@ class Grammars:
     def _tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
-        text = self._tokenizer_file.read_text(encoding="utf-8")
+        text = _without_special_texts(self._tokenizer_file.read_text(encoding="utf-8"))
         try:
             return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
         except ValueError as error:
@@ -77,7 +78,7 @@ def _source(structure: Structure) -> str:
     """The structure in the engine's own notation."""
     try:
         from llguidance import LLMatcher
-        from llguidance.gbnf_to_lark import any_to_lark
+        from llguidance.gbnf_to_lark import gbnf_to_lark
     except ModuleNotFoundError:
         raise RequestError(
             "Structured output needs the package llguidance, which is not installed. "
@@ -102,10 +103,35 @@ def _source(structure: Structure) -> str:
         choices = (json.dumps(choice, ensure_ascii=False) for choice in structure.choices)
         alternatives = " | ".join(choices).replace("\x7f", "\\u007f")  # which JSON leaves as it is
         return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+    if not re.search(r"^\s*[\w-]+\s*::=", structure.text, re.MULTILINE):
+        return str(LLMatcher.grammar_from_lark(structure.text))
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(structure.text)))
+        return str(LLMatcher.grammar_from_lark(gbnf_to_lark(structure.text)))
     except Exception as error:  # the converter has several kinds, none of them public
         raise RequestError(f"The grammar is refused: {_reason(str(error))}.") from None
+
+
+def _without_special_texts(tokenizer: str) -> str:
+    """A tokenizer.json whose special tokens read like no text.
+
+    Else the engine would spell a forced text such as `</s>` with the token of that name.
+    """
+    value = json.loads(tokenizer)
+    names = {
+        token["content"]: f"{_NO_TEXT}{token['id']}"
+        for token in value.get("added_tokens", ())
+        if token["special"]
+    }
+    for token in value.get("added_tokens", ()):
+        token["content"] = names.get(token["content"], token["content"])
+    model = value["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:  # Unigram
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return json.dumps(value)
 
 
 def _one_step(matcher: "LLMatcher") -> "LLMatcher":
@@ -123,7 +149,8 @@ def _unpacked(bits: bytes) -> Mask:
 def _reason(report: str) -> str:
     """The sentence of an engine's report that says what is wrong."""
     found = re.search(r"^error: (.+)$", report, re.MULTILINE)
-    reason = (found[1] if found else report.split("\n", 1)[0]).strip().rstrip(".:")
+    line = found[1] if found else report.split("\n", 1)[0]
+    reason = line.split("; following", 1)[0].strip().rstrip(".:")  # lists of what else there is
     return _PLAIN_REASONS.get(reason, reason)
 
 

@@ -266,8 +266,9 @@ class _DynamicGrowth:
         self.frontier = sorted(first + int(i) for i in top_ids(grown, num_kept))
 
     def draft(self) -> Draft:
-        best = top_ids(np.array(self._scores, dtype=np.float32), self._tree.num_nodes)
-        return self.nodes.draft(sorted(best.tolist()))
+        """The likeliest nodes; a parent, which comes first, before a child that is as likely."""
+        order = np.argsort(-np.array(self._scores), kind="stable")[: self._tree.num_nodes]
+        return self.nodes.draft(sorted(order.tolist()))
 
     def _add_children(self, parent: int, logits: Logits) -> None:
         above = self._scores[parent] if parent != ROOT else 0.0
@@ -279,4 +280,4 @@ class _DynamicGrowth:
         for draft_id in self._token_map.top(logits, self._tree.top_k):
             token_id = self._token_map.to_target(draft_id)
             self.nodes.add(parent, token_id, Distribution.one_hot(token_id))
-            self._scores.append(above + float(shared[draft_id]) - total)
+            self._scores.append(above + min(float(shared[draft_id]) - total, 0.0))

@@ -1,8 +1,8 @@
 """What a request may ask its whole output to look like."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from specexport.errors import RequestError
@@ -12,7 +12,7 @@ from specexport.errors import RequestError
 class JsonSchema:
     """JSON that a schema describes; `{}` is any JSON. Raises `RequestError` on anything else."""
 
-    schema: Mapping[str, Any] | str
+    schema: Mapping[str, Any] | str = field(hash=False)
     """The schema, or its text."""
     one_line: bool = False
     """Write `{"a": 1, "b": [2, 3]}`, so that more is known before; else with any whitespace."""
@@ -65,13 +65,14 @@ class Grammar:
 class Choice:
     """One of several texts."""
 
-    choices: tuple[str, ...]
+    choices: Sequence[str]
 
     def __post_init__(self) -> None:
         if isinstance(self.choices, str) or not self.choices:
             raise RequestError(f"The choices are {self.choices!r}; give at least one text.")
         for choice in self.choices:
             _require_text(choice, "A choice")
+        object.__setattr__(self, "choices", tuple(self.choices))
 
 
 Structure = JsonSchema | Regex | Grammar | Choice
