@@ -7,16 +7,15 @@ import click
 from specexport.commands.common import (
     BUNDLE,
     console,
-    default_max_tokens,
     engine_options,
-    make_params,
-    sampling_options,
     stats_dict,
     stats_table,
 )
+from specexport.commands.sampling import fit_max_tokens, sampling_options
 from specexport.errors import RequestError
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
+from specexport.runtime.params import SamplingParams
 from specexport.runtime.tokenizer import Message
 
 _HELP = "Commands: /stats the last turn's statistics, /new a new conversation, /bye (or Ctrl-D)."
@@ -35,15 +34,10 @@ Examples:
 def command(
     bundle: Path,
     system: str | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    max_tokens: int | None,
+    params: SamplingParams,
     options: EngineOptions,
 ) -> None:
     """Talk with BUNDLE over several turns, in the model's own chat template."""
-    make_params(temperature, top_k, top_p, seed, max_tokens)  # refuse before the bundle is loaded
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     table = None
@@ -62,9 +56,7 @@ def command(
                 messages.append({"role": "user", "content": line})
                 try:
                     ids = engine.tokenizer.encode_chat(messages)
-                    limit = max_tokens or default_max_tokens(engine, len(ids))
-                    params = make_params(temperature, top_k, top_p, seed, limit)
-                    stream = engine.submit(ids, params)
+                    stream = engine.submit(ids, fit_max_tokens(params, engine, len(ids)))
                 except RequestError as error:
                     messages.pop()
                     console.print(f"{error} Use /new to begin again.", markup=False)

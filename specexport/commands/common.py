@@ -1,6 +1,5 @@
 """What several commands share: options, the console, tables of statistics."""
 
-import secrets
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,9 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specexport.commands.option_types import AcceptanceType, TreeType
-from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions, LookupName, MethodName
-from specexport.runtime.params import SamplingParams
 from specexport.runtime.stats import RequestStats
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,8 +19,6 @@ console = Console(stderr=True, highlight=False)
 """Everything but a command's result goes to standard error."""
 
 BUNDLE = click.Path(path_type=Path)
-
-DEFAULT_MAX_TOKENS = 256
 
 
 def engine_options(function: F) -> F:
@@ -77,58 +72,6 @@ def _as_engine_options(function: F) -> F:
         return function(options=options, **values)
 
     return command  # type: ignore[return-value]
-
-
-def sampling_options(function: F) -> F:
-    """Options that become `SamplingParams`."""
-    for option in (
-        click.option("--seed", type=int, help="Makes sampled output repeatable."),
-        click.option(
-            "--top-p", type=float, default=1.0, show_default=True, help="Nucleus; 1 keeps all."
-        ),
-        click.option("--top-k", type=int, default=0, help="Likeliest tokens kept; 0 keeps all."),
-        click.option(
-            "-t",
-            "--temperature",
-            type=float,
-            default=0.0,
-            show_default=True,
-            help="0 is greedy.",
-        ),
-        click.option(
-            "-n",
-            "--max-tokens",
-            type=int,
-            help=f"Output tokens at the most  [default: {DEFAULT_MAX_TOKENS}, or what fits].",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def make_params(
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    max_tokens: int | None,
-    *,
-    ignore_eos: bool = False,
-) -> SamplingParams:
-    """`SamplingParams` from the options of `sampling_options`."""
-    return SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=secrets.randbits(63) if seed is None else seed,
-        max_tokens=max_tokens,
-        ignore_eos=ignore_eos,
-    )
-
-
-def default_max_tokens(engine: Engine, num_prompt: int) -> int:
-    """What `--max-tokens` is when it is not given."""
-    return max(min(DEFAULT_MAX_TOKENS, engine.max_length - num_prompt), 1)
 
 
 def stats_dict(

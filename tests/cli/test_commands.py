@@ -121,6 +121,40 @@ def test_a_seed_repeats_and_greedy_ignores_it(tiny_bundle: Path) -> None:
     assert ids("--seed", "1") == ids("--seed", "2")
 
 
+def test_options_of_a_request_reach_it(tiny_bundle: Path) -> None:
+    def result(*options: str) -> Any:
+        out = succeed("generate", tiny_bundle, "abc", "-n", "12", "--json", *options).stdout
+        return json.loads(out)
+
+    plain = result("--ban-token-id", "257")
+    token_id = plain["token_ids"][0]
+    assert plain["stopped_by"] is None
+    assert token_id not in result("--ban-token-id", str(token_id))["token_ids"]
+    forced = result("--logit-bias", "68=100", "--logit-bias", "69=50", "--stop", "ee")
+    assert forced["text"] == ""
+    assert forced["token_ids"] == [68, 68]
+    assert (forced["finish_reason"], forced["stopped_by"]) == ("stop", "ee")
+    echoed = result("--logit-bias", "68=100", "--stop", "eee", "--include-stop", "--echo")
+    assert echoed["text"] == "abceee"
+    penalised = result("--logit-bias", "68=100", "--frequency-penalty", "100")
+    assert penalised["token_ids"].count(68) == 1
+    scored = result("--logprobs", "2", "--prompt-logprobs", "--min-tokens", "12")
+    assert len(scored["logprobs"]) == len(scored["token_ids"]) == 12
+    assert len(scored["logprobs"][0]["top"]) == 2
+    assert scored["prompt_logprobs"][0] is None
+    assert len(scored["prompt_logprobs"]) == 3
+
+
+def test_several_outputs_are_printed_one_by_one(tiny_bundle: Path) -> None:
+    options = ("-n", "5", "-t", "1", "--seed", "4", "--num-outputs", "2", "--best-of", "3")
+    finished = succeed("generate", tiny_bundle, "abc", *options)
+    assert "--- output 1" in finished.stdout
+    assert "--- output 2" in finished.stdout
+    found = json.loads(succeed("generate", tiny_bundle, "abc", *options, "--json").stdout)
+    assert [len(output["token_ids"]) for output in found["outputs"]] == [5, 5]
+    assert "logprobs" not in found["outputs"][0]
+
+
 def test_chat_keeps_its_turns(tiny_bundle: Path) -> None:
     lines = "hello\n/stats\n/new\n/wrong\nhi\n/bye\n"
     finished = succeed("chat", tiny_bundle, "-n", "8", input=lines)
@@ -207,6 +241,10 @@ def test_doctor_says_what_works(tmp_path: Path) -> None:
         (("generate", "{bundle}", "hi", "-n", "0"), "max_tokens is 0"),
         (("generate", "{bundle}", "hi", "-t", "-1"), "temperature is -1"),
         (("generate", "{bundle}", "hi", "--top-p", "2"), "top_p is 2"),
+        (("generate", "{bundle}", "hi", "--num-outputs", "2"), "temperature 0 gives the same"),
+        (("generate", "{bundle}", "hi", "--logprobs", "1"), "Add --json"),
+        (("generate", "{bundle}", "hi", "--logit-bias", "x"), "is no bias"),
+        (("generate", "{bundle}", "hi", "--min-tokens", "999"), "at most 254 tokens"),
         (("generate", "{bundle}", "hi", "-k", "-1"), "num_speculative_tokens is -1"),
         (("generate", "{bundle}", "hi", "--method", "draft"), "no draft model"),
         (("generate", "{bundle}", "hi", "--max-length", "999"), "built for"),

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specexport.errors import EngineError
-from specexport.runtime.distribution import Distribution, to_distribution
+from specexport.runtime.distribution import Distribution, largest, to_distribution
 from specexport.runtime.params import SamplingParams
+from tests.reference_options import reference_probs
 
 VOCAB_SIZE = 700  # more than one round of top-p candidates
 
@@ -22,33 +22,40 @@ def dense(distribution: Distribution, vocab_size: int = VOCAB_SIZE) -> Any:
     return probs
 
 
-def reference(logits: Any, params: SamplingParams) -> Any:
-    scores = torch.from_numpy(logits).double()[None]
-    ids = torch.zeros(1, 1, dtype=torch.long)
-    scores = TemperatureLogitsWarper(params.temperature)(ids, scores)
-    if params.top_k:
-        scores = TopKLogitsWarper(params.top_k)(ids, scores)
-    if params.top_p < 1:
-        scores = TopPLogitsWarper(params.top_p)(ids, scores)
-    return torch.softmax(scores, dim=-1)[0].numpy()
-
-
 @given(
     seed=st.integers(0, 2**32 - 1),
     spread=st.sampled_from([0.05, 1.0, 5.0]),
     temperature=st.floats(0.1, 3.0),
-    top_k=st.sampled_from([0, 1, 2, 50, 699, 700, 5000]),
+    top_k=st.sampled_from([0, 1, 2, 7, 50, 699, 700, 5000]),
     top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.3, 1.0]),
+    typical_p=st.sampled_from([1e-6, 0.2, 0.9, 0.999, 1.0]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_distribution_equals_transformers_processors(
-    seed: int, spread: float, temperature: float, top_k: int, top_p: float
+    seed: int, spread: float, **options: Any
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, spread, VOCAB_SIZE).astype(np.float32)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    params = SamplingParams(**options)
     found = to_distribution(logits, params)
     assert np.all(np.diff(found.token_ids) > 0)
-    np.testing.assert_allclose(dense(found), reference(logits, params), atol=1e-12)
+    expected = reference_probs(torch.from_numpy(logits), params)
+    np.testing.assert_allclose(dense(found), expected, atol=1e-12)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1, 5, 64, 700, 3000]),
+    count=st.integers(1, 400),
+    num_values=st.sampled_from([2, 40, 10**6]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_largest_values_are_found_with_all_their_ties(
+    seed: int, size: int, count: int, num_values: int
+) -> None:
+    values = np.random.default_rng(seed).integers(0, num_values, size).astype(np.float32)
+    limit = sorted(values, reverse=True)[min(count, size) - 1]
+    assert largest(values, count).tolist() == [i for i in range(size) if values[i] >= limit]
 
 
 def test_greedy_is_one_hot_at_the_first_largest_logit() -> None:
