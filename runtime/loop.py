@@ -220,20 +220,14 @@ class SpeculativeLoop:
         """Add the verdict's tokens up to the one that ends the output, or the limit."""
         kept = _cut(request, verdict.token_ids)
         logprobs = kept_logprobs(request, draft, verdict.path, kept, logits_at)
-        if request.stats.first_token_s:
-            request.stats.num_decode_steps += 1
-        else:
-            request.stats.first_token_s = time.perf_counter()
-            request.stats.num_first_tokens = len(kept)
-        for acceptance in (request.stats.acceptance, self._acceptance):
-            acceptance.record(draft.depth, verdict.num_accepted, len(draft))
-        self._num_output += len(kept)
         if verdict.path != tuple(range(verdict.num_accepted)):
             self._target.compact(request.slot, len(request.token_ids), verdict.path)
         request.token_ids.extend(kept)
         request.num_computed = len(request.token_ids) - 1
         request.processor.commit(kept)
-        return NewTokens(request, kept + self._force(request), logprobs)
+        tokens = kept + self._force(request)
+        self._count(request, draft, verdict, len(tokens))
+        return NewTokens(request, tokens, logprobs)
 
     def _force(self, request: Request) -> tuple[int, ...]:
         """Append what alone may come next; the target will read it as it reads a prompt."""
@@ -242,8 +236,18 @@ class SpeculativeLoop:
             request.ends_with(token_id)
         request.processor.commit(forced)
         request.token_ids.extend(forced)
-        self._num_output += len(forced)
         return forced
+
+    def _count(self, request: Request, draft: Draft, verdict: Verdict, num_tokens: int) -> None:
+        """Count a step that gave `num_tokens`."""
+        if request.stats.first_token_s:
+            request.stats.num_decode_steps += 1
+        else:
+            request.stats.first_token_s = time.perf_counter()
+            request.stats.num_first_tokens = num_tokens
+        for acceptance in (request.stats.acceptance, self._acceptance):
+            acceptance.record(draft.depth, verdict.num_accepted, len(draft))
+        self._num_output += num_tokens
 
     def _reason_to_end(self, request: Request) -> FinishReason | None:
         if request.error is not None:

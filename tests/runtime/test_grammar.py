@@ -348,7 +348,7 @@ def test_byte_fallback_spells_any_text(text: str, tmp_path: Path) -> None:
         (Grammar('x: "a"'), "no start rule found."),
         (Grammar('root ::= "a" b)('), "Expected name at line 1"),
         (Grammar('start: "a" x\nx[max_tokens=3]: /[a-z]*/'), "rollback not supported with max_tok"),
-        (Grammar("start: <eos>"), "unknown special token: \"<eos>\"."),
+        (Grammar("start: <eos>"), 'unknown special token: "<eos>".'),
     ],
     ids=str,
 )
