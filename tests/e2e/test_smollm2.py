@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specexport.engines.ort import OrtRunner
@@ -162,3 +163,47 @@ def test_a_real_answer_reads_like_one(bundle: Path) -> None:
         answer = engine.submit_chat([message], SamplingParams(max_tokens=32)).result()
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"
+
+
+def test_greedy_with_options_and_speculation_equals_plain_on_real_prompts(bundle: Path) -> None:
+    """Each option, and all together, in one mixed batch; text, ids and scores end together."""
+    batch: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.2},
+        {"frequency_penalty": 0.6, "presence_penalty": 0.4},
+        {"logit_bias": {28: 3.0, 198: -4.0}},
+        {"banned_token_ids": [198, 28, 30]},
+        {"min_tokens": 16},
+        {"stop": ["\n\n", " the "], "logprobs": True},
+        {"repetition_penalty": 1.1, "frequency_penalty": 0.3, "min_tokens": 12, "stop": "return"},
+    ]
+    prompts = real_prompts()[: 3 * len(batch) : 3]
+
+    def results(**options: Any) -> list[tuple[str, tuple[int, ...]]]:
+        with Engine(bundle, EngineOptions(verify_files=False, **options)) as engine:
+            streams = [
+                engine.submit(prompt, SamplingParams(max_tokens=16, **wanted))
+                for prompt, wanted in zip(prompts, batch, strict=True)
+            ]
+            completions = [stream.result() for stream in streams]
+        assert all(len(c.logprobs) == len(c.token_ids) for c in completions if c.logprobs)
+        return [(completion.text, completion.token_ids) for completion in completions]
+
+    plain = results(method="none")
+    for method in ("ngram", "draft"):
+        assert results(method=method, num_speculative_tokens=5) == plain
+
+
+def test_logprobs_through_speculation_equal_pytorchs(bundle: Path, reference: Reference) -> None:
+    params = SamplingParams(max_tokens=24, logprobs=True, prompt_logprobs=True)
+    with Engine(bundle, EngineOptions(method="draft", verify_files=False)) as engine:
+        prompt = engine.tokenizer.encode(real_prompts()[3])
+        result = engine.submit(prompt, params).result()
+        assert result.stats.acceptance.rate > 0.3
+    text = [*prompt, *result.token_ids]
+    assert result.logprobs is not None
+    assert result.prompt_logprobs is not None
+    found = [one.logprob for one in (*result.prompt_logprobs[1:], *result.logprobs) if one]
+    logits = reference.logits(text)[:-1].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    rows = expected[np.arange(len(text) - 1), text[1:]]
+    np.testing.assert_allclose(found, rows, atol=1e-3)  # the tolerance of the logits above

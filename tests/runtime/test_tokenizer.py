@@ -158,6 +158,50 @@ def test_streamed_text_equals_the_whole_with_byte_fallback(
     assert text == tokenizer.decode(token_ids)
 
 
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_streamed_text_goes_on_from_a_context(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As an echoed prompt's continuation must: SentencePiece drops the first space of a text."""
+    tokenizer = byte_fallback_tokenizer(tmp_path_factory.mktemp("bytes"))
+    emoji = [7 + b for b in "🙂".encode()]
+    runs = st.sampled_from([[1], [2], [3], [4], [5], [6], [0], [7 + 0x61], [7 + 0x0A], emoji])
+    context = [t for run in data.draw(st.lists(runs, min_size=1, max_size=5)) for t in run]
+    # A byte right after a byte changes how the context itself reads; characters stand alone.
+    context.append(data.draw(st.sampled_from([2, 3, 4, 5])))
+    token_ids = [t for run in data.draw(st.lists(runs, max_size=8)) for t in run]
+    stream = tokenizer.stream(context)
+    text = "".join(stream.push([t]) for t in token_ids) + stream.finish()
+    assert tokenizer.decode(context) + text == tokenizer.decode([*context, *token_ids])
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_added_tokens_stream_as_they_decode_and_no_character_shows_before_it_is_whole(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Added tokens show, special ones do not, even between the bytes of a character."""
+    folder = tmp_path_factory.mktemp("added")
+    write_tokenizer(folder)
+    raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.add_tokens(["<tool>", "two words"])
+    raw.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder)
+    words = ["a", " b", "é", "🙂", "日"]
+    runs = st.sampled_from([[256], [257], [258], [259], *map(tokenizer.encode, words)])
+    token_ids = [t for run in data.draw(st.lists(runs, max_size=10)) for t in run]
+    place = data.draw(st.integers(0, len(token_ids)))
+    token_ids.insert(place, 256)  # special, maybe inside a character
+    whole = tokenizer.decode(token_ids)
+    stream, shown = tokenizer.stream(), ""
+    for token_id in token_ids:
+        shown += stream.push([token_id])
+        assert whole.startswith(shown)
+    assert shown + stream.finish() == whole
+    assert "\ufffd" not in shown
+
+
 def test_a_byte_run_that_never_becomes_a_character_streams_without_an_error(folder: Path) -> None:
     tokenizer = byte_fallback_tokenizer(folder)
     stream = tokenizer.stream()
