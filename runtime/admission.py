@@ -3,7 +3,10 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from specexport.errors import RequestError
+from specexport.runtime.constraint import Mask
 from specexport.runtime.params import SamplingParams
 
 
@@ -29,6 +32,17 @@ class Admission:
                     "a larger max length."
                 )
         return params.max_tokens or room
+
+    def check_first_token(self, allowed: Mask, params: SamplingParams) -> None:
+        """Raise `RequestError` where none of the tokens that a structure allows may come."""
+        left = set(np.flatnonzero(allowed).tolist()) - set(params.banned_token_ids)
+        if params.allowed_token_ids is not None:
+            left &= set(params.allowed_token_ids)
+        if not left:
+            raise RequestError(
+                "allowed_token_ids or banned_token_ids rule out every token that the structure "
+                "can begin with. Leave one of them out."
+            )
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

@@ -46,3 +46,12 @@ class Draft:
             tokens.append(self.token_ids[node])
             node = self.parents[node]
         return tuple(reversed(tokens))
+
+    def kept(self, nodes: Sequence[int]) -> "Draft":
+        """The draft of some nodes, ascending and closed under parents."""
+        number = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
+        return Draft(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(number[self.parents[node]] for node in nodes),
+            tuple(self.probs[node] for node in nodes),
+        )

@@ -9,6 +9,8 @@ from typing import Self
 from specexport.errors import EngineError, RequestError
 from specexport.export.manifest import read_manifest, verify_files
 from specexport.runtime.admission import Admission
+from specexport.runtime.constraint import Constraint
+from specexport.runtime.grammar import Grammars
 from specexport.runtime.load import load_loop
 from specexport.runtime.loop import NewTokens
 from specexport.runtime.options import EngineOptions
@@ -37,6 +39,11 @@ class Engine:
         self._ids = count()
         self._is_closed = False
         self._loop = load_loop(path, self.manifest, options, self.max_length)
+        self._grammars = Grammars(
+            path / "tokenizer" / "tokenizer.json",
+            self.manifest.target.vocab_size,
+            self.manifest.eos_token_ids,
+        )
         self._admission = Admission(
             self.manifest.target.vocab_size, self.max_length, self.manifest.eos_token_ids
         )
@@ -69,6 +76,7 @@ class Engine:
                 num_prompt=len(token_ids),
                 token_ids=list(token_ids),
                 text=self._output_text(token_ids, choice),
+                constraint=self._constraint(choice),
             )
             stream = Stream(self, request, prompt_text)
             self._streams[request.id] = stream
@@ -117,6 +125,14 @@ class Engine:
         self._streams[new.request.id].push(new.token_ids, new.logprobs)
         if new.request.finish_reason is not None:
             del self._streams[new.request.id]
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        """What follows the output; raises `RequestError` where it could not even begin."""
+        if params.structure is None:
+            return None
+        constraint = self._grammars.constraint(params.structure)
+        self._admission.check_first_token(constraint.allowed(()), params)
+        return constraint
 
     def _output_text(self, prompt_ids: Sequence[int], params: SamplingParams) -> OutputText:
         """Echoed text goes on from the prompt's; else an output's text begins with itself."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.errors import ConfigError
+from specexport.runtime.constraint import Mask
 from specexport.runtime.distribution import Distribution, to_distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.lengths import DraftShape
@@ -39,13 +40,12 @@ class Nodes:
 
     def draft(self, kept: Sequence[int] | None = None) -> Draft:
         """The draft of all nodes, or of `kept` ones, ascending and closed under parents."""
-        kept = range(len(self.token_ids)) if kept is None else kept
-        number = {node: i for i, node in enumerate(kept)} | {ROOT: ROOT}
-        return Draft(
-            tuple(self.token_ids[node] for node in kept),
-            tuple(number[self.parents[node]] for node in kept),
-            tuple(self.probs[node] for node in kept),
-        )
+        whole = Draft(tuple(self.token_ids), tuple(self.parents), tuple(self.probs))
+        return whole if kept is None else whole.kept(kept)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The tokens from the first level down to `node`; none for the root."""
+        return Draft(tuple(self.token_ids), tuple(self.parents)).path(node)
 
 
 class Growth(Protocol):
@@ -56,7 +56,10 @@ class Growth(Protocol):
     nodes: Nodes
 
     def grow(self, logits: Sequence[Logits]) -> None:
-        """Add children below each node of the frontier from its logits; set the next frontier."""
+        """Add children below each node of the frontier from its logits; set the next frontier.
+
+        A token whose logit is -inf becomes no child.
+        """
         ...
 
     def draft(self) -> Draft:
@@ -94,9 +97,12 @@ class TokenMap:
         """The target's id of a draft id."""
         return token_id if self.target_ids is None else int(self.target_ids[token_id])
 
-    def distribution(self, logits: Logits, params: SamplingParams) -> Distribution:
-        """What `params` make of a drafter's logits, over the target's ids."""
-        found = to_distribution(logits[: self.num_shared], params)
+    def distribution(self, logits: Logits, params: SamplingParams) -> Distribution | None:
+        """What `params` make of a drafter's logits, over the target's ids; None of -inf alone."""
+        shared = logits[: self.num_shared]
+        if shared.max() == -np.inf:
+            return None
+        found = to_distribution(shared, params)
         if self.target_ids is None:
             return found
         token_ids = self.target_ids[found.token_ids]
@@ -104,8 +110,15 @@ class TokenMap:
         return Distribution(token_ids[order], found.probs[order])
 
     def top(self, logits: Logits, count: int) -> list[int]:
-        """The drafter's `count` likeliest ids, best first."""
-        return [int(i) for i in top_ids(logits[: self.num_shared], count)]
+        """The drafter's `count` likeliest ids, best first; none whose logit is -inf."""
+        best = top_ids(logits[: self.num_shared], count)
+        return [int(i) for i in best if logits[i] != -np.inf]
+
+    def masked(self, logits: Logits, allowed: Mask) -> Logits:
+        """A drafter's logits, -inf where the target's `allowed` forbids the token."""
+        known = allowed if self.target_ids is None else allowed[self.target_ids]
+        kept = known[: self.num_shared]
+        return np.where(kept, logits[: self.num_shared], np.float32(-np.inf))
 
 
 def top_ids(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:  # [V] -> [count]
@@ -218,7 +231,7 @@ class _StaticGrowth:
                     token_id = self._token_map.to_target(best[choice[-1]])
                     yield self.nodes.add(parent, token_id, Distribution.one_hot(token_id))
             return
-        left: Distribution | None = self._token_map.distribution(scores, self._params)
+        left = self._token_map.distribution(scores, self._params)
         position = self._position + len(choices[0]) - 1
         for _ in choices:
             if left is None:
@@ -272,15 +285,18 @@ class _DynamicGrowth:
         self.frontier = sorted(first + int(i) for i in top_ids(grown, num_kept))
 
     def draft(self) -> Draft:
-        best = top_ids(np.array(self._scores, dtype=np.float32), self._tree.num_nodes)
-        return self.nodes.draft(sorted(best.tolist()))
+        """The likeliest nodes; a parent, which comes first, before a child that is as likely."""
+        order = np.argsort(-np.array(self._scores), kind="stable")[: self._tree.num_nodes]
+        return self.nodes.draft(sorted(order.tolist()))
 
     def _add_children(self, parent: int, logits: Logits) -> None:
         above = self._scores[parent] if parent != ROOT else 0.0
         shared = logits[: self._token_map.num_shared]
         largest = float(shared.max())
+        if largest == -np.inf:
+            return
         total = largest + float(np.log(np.exp(shared - largest).sum()))
         for draft_id in self._token_map.top(logits, self._tree.top_k):
             token_id = self._token_map.to_target(draft_id)
             self.nodes.add(parent, token_id, Distribution.one_hot(token_id))
-            self._scores.append(above + float(shared[draft_id]) - total)
+            self._scores.append(above + min(float(shared[draft_id]) - total, 0.0))

@@ -24,6 +24,7 @@ from specexport.export.manifest import (
 )
 from specexport.runtime.costs import costs_of
 from specexport.runtime.drafters.base import Drafter, NoDrafter
+from specexport.runtime.drafters.constrained import Constrained
 from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.medusa import MedusaDrafter
 from specexport.runtime.drafters.model import ModelDrafter
@@ -174,9 +175,10 @@ class _Loader:
 
     def _own(self, method: Method) -> Drafter:
         if isinstance(method, NgramMethod):
-            return NgramDrafter(method.min_ngram, method.max_ngram)
+            return Constrained(NgramDrafter(method.min_ngram, method.max_ngram))
         if isinstance(method, SuffixMethod):
-            return SuffixDrafter(method.min_match, method.factor, method.store_tokens)
+            factor, store_tokens = method.factor, method.store_tokens
+            return Constrained(SuffixDrafter(method.min_match, factor, store_tokens))
         if isinstance(method, NoMethod):
             return NoDrafter()
         assert self._grower is not None
@@ -217,7 +219,7 @@ class _Loader:
                 f"Medusa heads, one for each position. Ask for at most {num_heads}."
             )
         heads = OrtFunction(self._bundle / head.medusa.path, self._threads)
-        return MedusaDrafter(heads, self._grower, self._token_map(head))
+        return Constrained(MedusaDrafter(heads, self._grower, self._token_map(head)))
 
     @property
     def _threads(self) -> int:

@@ -210,7 +210,8 @@ class SpeculativeLoop:
                     continue
                 logits = logits[score_prompt(request, logits, num_pending - 1) :]
                 verdict = self._verify(request, draft, _after(logits))
-                results.append(self._append(request, draft, verdict, _after(logits)))
+                result = self._append(request, draft, verdict, _after(logits))
+                results.append(result)
             except Exception as error:  # one row's trouble is not the others'
                 request.error = _reason(error)
                 results.append(NewTokens(request, ()))
@@ -239,26 +240,40 @@ class SpeculativeLoop:
         """Add the verdict's tokens up to the one that ends the output, or the limit."""
         kept = _cut(request, verdict.token_ids)
         logprobs = kept_logprobs(request, draft, verdict.path, kept, logits_at)
-        if request.stats.first_token_s:
-            request.stats.num_decode_steps += 1
-        else:
-            request.stats.first_token_s = time.perf_counter()
-            request.stats.num_first_tokens = len(kept)
-        for acceptance in (request.stats.acceptance, self._acceptance):
-            acceptance.record(draft.depth, verdict.num_accepted, len(draft))
-        self._lengths.observe(request.id, draft.depth, verdict.num_accepted)
-        self._num_output += len(kept)
         if verdict.path != tuple(range(verdict.num_accepted)):
             self._target.compact(request.slot, len(request.token_ids), verdict.path)
         request.token_ids.extend(kept)
         request.num_computed = len(request.token_ids) - 1
         request.processor.commit(kept)
-        return NewTokens(request, kept, logprobs)
+        tokens = kept + self._force(request)
+        self._count(request, draft, verdict, len(tokens))
+        return NewTokens(request, tokens, logprobs)
+
+    def _force(self, request: Request) -> tuple[int, ...]:
+        """Append what alone may come next; the target will read it as it reads a prompt."""
+        forced = request.processor.forced(request.num_left)
+        for token_id in forced:
+            request.ends_with(token_id)
+        request.processor.commit(forced)
+        request.token_ids.extend(forced)
+        return forced
+
+    def _count(self, request: Request, draft: Draft, verdict: Verdict, num_tokens: int) -> None:
+        """Count a step that gave `num_tokens`."""
+        if request.stats.first_token_s:
+            request.stats.num_decode_steps += 1
+        else:
+            request.stats.first_token_s = time.perf_counter()
+            request.stats.num_first_tokens = num_tokens
+        for acceptance in (request.stats.acceptance, self._acceptance):
+            acceptance.record(draft.depth, verdict.num_accepted, len(draft))
+        self._lengths.observe(request.id, draft.depth, verdict.num_accepted)
+        self._num_output += num_tokens
 
     def _reason_to_end(self, request: Request) -> FinishReason | None:
         if request.error is not None:
             return FinishReason.ERROR
-        if request.stopped_by is not None:
+        if request.stopped_by is not None or request.processor.is_complete:
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_left == 0 else None
 
@@ -307,7 +322,7 @@ def _after(logits: NDArray[np.float32]) -> LogitsAt:  # [n, V]
 def _cut(request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
     kept = token_ids[: request.num_left]
     for i, token_id in enumerate(kept):
-        if request.ends_with(token_id):
+        if request.ends_with(token_id) or request.processor.completes(kept[: i + 1]):
             return kept[: i + 1]
     return kept
 

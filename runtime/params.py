@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from specexport.errors import RequestError
 from specexport.runtime.random import choice_seed
+from specexport.runtime.structure import Structure
 
 LogprobSource = Literal["raw", "processed"]
 
@@ -66,6 +67,8 @@ class SamplingParams:
     """Nothing else may come; None allows all."""
     banned_token_ids: Sequence[int] = ()
     """Never come."""
+    structure: Structure | None = None
+    """What the whole output must look like."""
 
     min_tokens: int = 0
     """Nothing ends the output before it has so many tokens."""
@@ -184,10 +187,25 @@ class SamplingParams:
                 f"best_of is {self.best_of}, but n is {self.n}: that many cannot be kept. "
                 "Raise best_of to n at least."
             )
+        if self.structure is not None:
+            self._check_structure()
         if self.temperature == 0:
             self._check_greedy()
         self._check_contradicting_ids()
         self._check_logprobs()
+
+    def _check_structure(self) -> None:
+        self._require(
+            isinstance(self.structure, Structure),
+            "structure",
+            "a JsonSchema, a Regex, a Grammar, a Choice, or None",
+        )
+        for name in ("ignore_eos", "min_tokens", "stop", "stop_token_ids"):
+            if value := getattr(self, name):
+                raise RequestError(
+                    f"{name} is {value!r:.80}, but the structure decides where the output ends. "
+                    "Leave one of them out."
+                )
 
     def _check_greedy(self) -> None:
         if self.num_outputs > 1:

@@ -38,6 +38,8 @@ class LogitsProcessor:
         self._biased = _ids(params.logit_bias)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._num_output = 0
+        self.is_complete = False
+        """True once nothing but the end may follow the output, by the constraint."""
         self._output = TokenCounts() if _penalises_output(params) else None
         self._text = TokenCounts() if params.repetition_penalty != 1 else None
         if self._text is not None:
@@ -54,6 +56,23 @@ class LogitsProcessor:
                 counts.add(token_ids)
         if self._constraint is not None:
             self._constraint.commit(token_ids)
+            self.is_complete = self._constraint.is_complete(())
+
+    def completes(self, path: Sequence[int]) -> bool:
+        """True where nothing but the end may follow the output and `path`, by the constraint."""
+        return self._constraint is not None and self._constraint.is_complete(path)
+
+    def forced(self, max_tokens: int) -> tuple[int, ...]:
+        """Tokens that alone may come next, by the constraint.
+
+        None where other options have a say in it, or want the logits of each position.
+        """
+        params = self.params
+        if self._constraint is None or params.logprobs or params.prompt_logprobs:
+            return ()
+        if self._allowed is not None or params.banned_token_ids:
+            return ()
+        return self._constraint.forced((), max_tokens)
 
     def distribution(self, logits: Logits, path: Sequence[int] = ()) -> Distribution:
         """What may come after the committed text and `path`, whose raw logits these are."""

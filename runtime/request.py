@@ -16,7 +16,8 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """An end-of-sequence or stop token, or the token that completes a stop text: the last one."""
+    """An end-of-sequence or stop token, or the token that completes a stop text or the structure:
+    the last one."""
     LENGTH = "length"
     """`max_tokens`, or the end of the cache."""
     CANCELLED = "cancelled"
@@ -78,7 +79,7 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are not in the cache yet; 1 when decoding."""
+        """Tokens that are not in the cache yet; 1 when decoding, and those that were forced."""
         return len(self.token_ids) - self.num_computed
 
     @property

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specexport.runtime.request import FinishReason
     from specexport.runtime.stats import AcceptanceStats, EngineStats, RequestStats
     from specexport.runtime.stream import Chunk, Completion, Stream, StreamGroup
+    from specexport.runtime.structure import Choice, Grammar, JsonSchema, Regex
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "AcceptanceStats",
     "BundleError",
     "CheckpointError",
+    "Choice",
     "Chunk",
     "Completion",
     "ConfigError",
@@ -40,7 +42,10 @@ __all__ = [
     "EngineOptions",
     "EngineStats",
     "FinishReason",
+    "Grammar",
+    "JsonSchema",
     "Logprob",
+    "Regex",
     "RequestError",
     "RequestStats",
     "SamplingParams",
@@ -59,6 +64,7 @@ _HOMES = {
     "EngineOptions": "options",
     "SamplingParams": "params",
     "FinishReason": "request",
+    **dict.fromkeys(("Choice", "Grammar", "JsonSchema", "Regex"), "structure"),
     **dict.fromkeys(("AcceptanceStats", "EngineStats", "RequestStats"), "stats"),
 }
 

@@ -14,6 +14,7 @@ from specexport.engines.step import FunctionRunner, StepRunner
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest, Progress
+from specexport.runtime.drafters.constrained import draftable
 from specexport.runtime.growth import Grower, Growth, TokenMap
 from specexport.runtime.request import Request
 from specexport.runtime.tree import ROOT, Branches
@@ -92,7 +93,7 @@ class ModelDrafter:
             if depth
         ]
         for d in drafting:
-            d.growth.grow([root[d.request.id][0]])
+            d.growth.grow([self._masked(d, ROOT, root[d.request.id][0])])
         while active := [d for d in drafting if d.growth.frontier]:
             self._level(active)
         drafts = {d.request.id: d.growth.draft() for d in drafting}
@@ -192,7 +193,21 @@ class ModelDrafter:
             start, frontier = batch.logits_start[d.request.slot], d.growth.frontier
             for i, node in enumerate(frontier):
                 d.states[node] = states[start + i].copy()
-            d.growth.grow(list(logits[start : start + len(frontier)]))
+            d.growth.grow(
+                [self._masked(d, node, logits[start + i]) for i, node in enumerate(frontier)]
+            )
+
+    def _masked(self, d: _Drafting, node: int, logits: Floats) -> Floats:
+        """Logits after a node, -inf for what the request's constraint forbids there.
+
+        So what is drawn was drawn from the distribution that the draft names.
+        """
+        if d.request.constraint is None:
+            return logits
+        allowed = draftable(d.request.constraint, d.growth.nodes.path(node))
+        if allowed is None:
+            return np.full_like(logits, -np.inf)
+        return self._token_map.masked(logits, allowed)
 
     def _level_row(self, d: _Drafting) -> Row:
         """The frontier, written after the nodes that were computed before."""

@@ -69,6 +69,14 @@ def _build() -> Check:
     return Check("build and validate bundles", True, detail)
 
 
+def _structured_output() -> Check:
+    if find_spec("llguidance") is None:
+        fix = "pip install 'specexport[structured]'"
+        return Check("structured output", False, "missing: llguidance", fix)
+    detail = f"llguidance {_installed_version('llguidance')}"
+    return Check("structured output", True, detail)
+
+
 def _nvidia_gpu() -> Check:
     devices = [name for name in ("/dev/nvidia0", "/dev/nvidiactl") if os.path.exists(name)]
     detail = "device found" if devices else "no /dev/nvidia* device"
@@ -99,6 +107,7 @@ def _installed_version(module: str) -> str:
 _CHECKS: list[Callable[[], Check]] = [
     _run_on_cpu,
     _build,
+    _structured_output,
     _nvidia_gpu,
     _library("TensorRT engines", "tensorrt"),
     _library("TensorRT-RTX engines", "tensorrt_rtx"),

@@ -17,12 +17,14 @@ from specexport.commands.common import (
     stats_table,
 )
 from specexport.commands.sampling import fit_max_tokens, sampling_options
+from specexport.commands.structure import structure_options
 from specexport.errors import ConfigError
 from specexport.runtime.engine import Engine
 from specexport.runtime.logprobs import TokenLogprobs
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.stream import Completion
+from specexport.runtime.structure import Structure
 
 _EXAMPLES = """\b
 Examples:
@@ -30,6 +32,7 @@ Examples:
   specexport generate smollm2 --chat "Explain rainbows to a child." -t 0.7 --seed 1
   specexport generate smollm2 --file prompt.txt -n 500 -k 8
   specexport generate smollm2 "A poem:" -t 1 --min-p 0.05 --num-outputs 3 --stop "The end"
+  specexport generate smollm2 --chat "Describe a cat." --json-schema cat.schema.json --one-line
   git diff | specexport generate coder --chat - --json
 """
 
@@ -40,6 +43,7 @@ Examples:
 @click.option("--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message.")
 @sampling_options
+@structure_options
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end of the answer.")
 @click.option("--echo", is_flag=True, help="Begin with the prompt.")
 @click.option("--num-outputs", type=int, default=1, help="Outputs wanted (n).")
@@ -56,6 +60,7 @@ def command(
     file: Path | None,
     chat: bool,
     params: SamplingParams,
+    structure: Structure | None,
     ignore_eos: bool,
     echo: bool,
     num_outputs: int,
@@ -74,6 +79,7 @@ def command(
         raise ConfigError("Log-probabilities are printed as JSON only. Add --json.")
     params = replace(
         params,
+        structure=structure,
         ignore_eos=ignore_eos,
         echo=echo,
         n=num_outputs,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,6 +156,33 @@ def test_several_outputs_are_printed_one_by_one(tiny_bundle: Path) -> None:
     assert "logprobs" not in found["outputs"][0]
 
 
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        (("--choice", "to be", "--choice", "not"), "to be|not"),
+        (("--regex", "[a-c]{2}é"), "[a-c]{2}é"),
+        (("--grammar", "FOLDER/g.lark"), r"\((yes|no)\)"),
+        (("--json-schema", "FOLDER/s.json", "--one-line"), r'\{"a": (true|false)\}'),
+        (("--json-schema", '{"enum": [1, "zwei"]}'), '1|"zwei"'),
+    ],
+)
+def test_structured_output_follows_its_option(
+    options: tuple[str, ...], pattern: str, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "g.lark").write_text('start: "(yes)" | "(no)"')
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "s.json").write_text(json.dumps(schema))
+    filled = [option.replace("FOLDER", str(tmp_path)) for option in options]
+    found = json.loads(succeed("generate", tiny_bundle, "to be", *filled, "--json").stdout)
+    assert re.fullmatch(pattern, found["text"])
+    assert found["finish_reason"] == "stop"
+
+
 def test_chat_keeps_its_turns(tiny_bundle: Path) -> None:
     lines = "hello\n/stats\n/new\n/wrong\nhi\n/bye\n"
     finished = succeed("chat", tiny_bundle, "-n", "8", input=lines)
@@ -245,6 +273,12 @@ def test_doctor_says_what_works(tmp_path: Path) -> None:
         (("generate", "{bundle}", "hi", "--logprobs", "1"), "Add --json"),
         (("generate", "{bundle}", "hi", "--logit-bias", "x"), "is no bias"),
         (("generate", "{bundle}", "hi", "--min-tokens", "999"), "at most 254 tokens"),
+        (("generate", "{bundle}", "hi", "--regex", "a("), "is refused: unclosed group."),
+        (("generate", "{bundle}", "hi", "--regex", "a", "--choice", "b"), "--regex and --choice"),
+        (("generate", "{bundle}", "hi", "--json-schema", "no.json"), "no.json cannot be read"),
+        (("generate", "{bundle}", "hi", "--json-schema", "{{"), "JSON schema is no JSON"),
+        (("generate", "{bundle}", "hi", "--regex", "a", "--one-line"), "--one-line says how JSON"),
+        (("generate", "{bundle}", "hi", "--regex", "a", "--stop", "b"), "decides where the output"),
         (("generate", "{bundle}", "hi", "-k", "-1"), "num_speculative_tokens is -1"),
         (("generate", "{bundle}", "hi", "--method", "draft"), "no draft model"),
         (("generate", "{bundle}", "hi", "--max-length", "999"), "built for"),

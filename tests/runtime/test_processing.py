@@ -132,6 +132,15 @@ class EvenThenOdd:
     def allowed(self, path: Any) -> Any:
         return np.arange(VOCAB_SIZE) % 2 == (len(self.output) + len(path)) % 2
 
+    def num_allowed(self, path: Any) -> int:
+        raise AssertionError("for drafters alone")
+
+    def forced(self, path: Any, max_tokens: int) -> tuple[int, ...]:
+        return (7, 8)[:max_tokens]
+
+    def is_complete(self, path: Any) -> bool:
+        return len(self.output) + len(path) == 4
+
     def commit(self, token_ids: Any) -> None:
         self.output.extend(token_ids)
 
@@ -146,6 +155,29 @@ def test_a_constraint_is_asked_at_every_prefix_and_learns_what_is_committed() ->
     processor.commit([2, 3, 6])
     assert constraint.output == [2, 3, 6]
     assert processor.distribution(logits, []).token_ids.tolist() == list(range(1, 30, 2))
+    assert not processor.is_complete
+    assert processor.completes([5])
+    processor.commit([5])
+    assert processor.is_complete
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (7, 8)),
+        ({"repetition_penalty": 2.0, "logit_bias": {7: -9.0}}, (7, 8)),
+        ({"banned_token_ids": [7]}, ()),
+        ({"allowed_token_ids": [7, 9]}, ()),
+        ({"logprobs": True}, ()),
+        ({"prompt_logprobs": True}, ()),
+    ],
+)
+def test_tokens_are_forced_unless_another_option_has_a_say(
+    options: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    processor = LogitsProcessor(SamplingParams(**options), [1], constraint=EvenThenOdd())
+    assert processor.forced(9) == expected
+    assert LogitsProcessor(SamplingParams(**options), [1]).forced(9) == ()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
