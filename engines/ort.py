@@ -36,8 +36,9 @@ class OrtRunner:
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
         self._session = _open_session(graph, profile.num_threads)
-        # Rows that have fewer tokens than the longest write padding past their end.
-        self._cache = _allocate_cache(spec, profile, profile.max_length + profile.max_query)
+        # Drafts end past the text, and rows that are shorter than the longest in padding.
+        length = profile.max_length + profile.max_nodes + profile.max_query
+        self._cache = _allocate_cache(spec, profile, length)
         self._bindings: dict[int, Any] = {}
         self._buffers: dict[str, NDArray[np.float32]] = {}
         self._states = next((o for o in spec.outputs if o.name in _STATES), None)

@@ -49,6 +49,8 @@ class Profile:
     """Most query tokens of one row in one step."""
     num_threads: int = 0
     """0: one for each usable CPU."""
+    max_nodes: int = 0
+    """Most drafted tokens that are written past the text of a row."""
 
 
 class StepRunner(Protocol):

@@ -57,6 +57,11 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if (self.draft is not None) != isinstance(self.method, DraftMethod):
             raise ConfigError("Method draft needs a draft model, and only it takes one (--draft).")
+        tree, given = getattr(self.method, "tree", None), self.method.model_fields_set
+        if tree is not None and "num_speculative_tokens" in given:
+            raise ConfigError(
+                "A tree has a depth of its own. Leave out -k (num_speculative_tokens), or the tree."
+            )
         if self.lookup and not isinstance(self.method, DraftMethod | HeadMethod | MedusaMethod):
             raise ConfigError(
                 f"A lookup goes before a draft model or a head; method {self.method.kind} is none. "

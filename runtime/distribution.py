@@ -82,7 +82,8 @@ def to_distribution(logits: NDArray[np.float32], params: SamplingParams) -> Dist
         return Distribution.one_hot(best)
     token_ids = _top_k(logits, params.top_k)
     scores = logits[token_ids].astype(np.float64)
-    weights = np.exp((scores - float(logits[best])) / params.temperature)
+    with np.errstate(over="ignore"):  # a temperature near 0 leaves the best token alone
+        weights = np.exp((scores - float(logits[best])) / params.temperature)
     probs = weights / weights.sum()
     for keep, limit, keeps_all in (
         (_top_p, params.top_p, 1.0),

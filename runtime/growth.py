@@ -21,6 +21,8 @@ from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.tree import ROOT
 
 Logits = NDArray[np.float32]  # [V]
+MAX_NODES = 1024
+"""Of one draft."""
 
 
 @dataclass(slots=True)
@@ -62,8 +64,8 @@ class Growth(Protocol):
         """
         ...
 
-    def draft(self) -> Draft:
-        """What was grown."""
+    def kept(self) -> list[int]:
+        """The nodes that make the draft, ascending and closed under parents."""
         ...
 
 
@@ -98,9 +100,13 @@ class TokenMap:
         return token_id if self.target_ids is None else int(self.target_ids[token_id])
 
     def distribution(self, logits: Logits, params: SamplingParams) -> Distribution | None:
-        """What `params` make of a drafter's logits, over the target's ids; None of -inf alone."""
+        """What `params` make of a drafter's logits, over the target's ids.
+
+        None where there is nothing to draw: of -inf alone, and of NaN, since a drafter that fails
+        costs time and nothing else.
+        """
         shared = logits[: self.num_shared]
-        if shared.max() == -np.inf:
+        if not np.isfinite(shared.max()):
             return None
         found = to_distribution(shared, params)
         if self.target_ids is None:
@@ -110,9 +116,9 @@ class TokenMap:
         return Distribution(token_ids[order], found.probs[order])
 
     def top(self, logits: Logits, count: int) -> list[int]:
-        """The drafter's `count` likeliest ids, best first; none whose logit is -inf."""
+        """The drafter's `count` likeliest ids, best first; none whose logit is -inf or NaN."""
         best = top_ids(logits[: self.num_shared], count)
-        return [int(i) for i in best if logits[i] != -np.inf]
+        return [int(i) for i in best if logits[i] > -np.inf]
 
     def masked(self, logits: Logits, allowed: Mask) -> Logits:
         """A drafter's logits, -inf where the target's `allowed` forbids the token."""
@@ -175,6 +181,8 @@ class StaticTree:
 def check_choices(choices: Sequence[Choice]) -> None:
     """Raise `ConfigError` unless the paths form a tree."""
     known: set[Choice] = {()}
+    if () in choices:
+        raise ConfigError("The tree has an empty path. Every path names at least one rank: [0].")
     for choice in sorted(choices, key=len):
         if choice[:-1] not in known or choice in known or min(choice, default=-1) < 0:
             problem = (
@@ -189,6 +197,11 @@ def check_choices(choices: Sequence[Choice]) -> None:
         known.add(choice)
     if len(known) == 1:
         raise ConfigError("The tree has no path. Give at least [[0]].")
+    if len(known) > MAX_NODES + 1:
+        raise ConfigError(
+            f"The tree has {len(known) - 1} paths; at most {MAX_NODES} are supported. "
+            "Leave some out."
+        )
 
 
 class _StaticGrowth:
@@ -219,8 +232,8 @@ class _StaticGrowth:
             if len(self._choices[node]) < self._depth and self._choices[node] in self._tree.children
         ]
 
-    def draft(self) -> Draft:
-        return self.nodes.draft()
+    def kept(self) -> list[int]:
+        return list(range(len(self.nodes.token_ids)))
 
     def _children(self, parent: int, choices: Sequence[Choice], scores: Logits) -> Iterator[int]:
         """Nodes for as many of the choices as there are tokens."""
@@ -284,16 +297,16 @@ class _DynamicGrowth:
         num_kept = self._tree.top_k if self._level < self._depth else 0
         self.frontier = sorted(first + int(i) for i in top_ids(grown, num_kept))
 
-    def draft(self) -> Draft:
+    def kept(self) -> list[int]:
         """The likeliest nodes; a parent, which comes first, before a child that is as likely."""
         order = np.argsort(-np.array(self._scores), kind="stable")[: self._tree.num_nodes]
-        return self.nodes.draft(sorted(order.tolist()))
+        return sorted(int(node) for node in order)
 
     def _add_children(self, parent: int, logits: Logits) -> None:
         above = self._scores[parent] if parent != ROOT else 0.0
         shared = logits[: self._token_map.num_shared]
         largest = float(shared.max())
-        if largest == -np.inf:
+        if not np.isfinite(largest):
             return
         total = largest + float(np.log(np.exp(shared - largest).sum()))
         for draft_id in self._token_map.top(logits, self._tree.top_k):

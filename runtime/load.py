@@ -14,6 +14,7 @@ from specexport.export.manifest import (
     HeadMethod,
     HeadSpec,
     LookupMethod,
+    LosslessAcceptance,
     Manifest,
     MedusaMethod,
     Method,
@@ -52,9 +53,9 @@ def load_loop(
     profile = Profile(
         max_slots=options.max_slots,
         max_length=max_length,
-        # A tree's levels are written one after another, beside other rows' padding.
-        max_query=max(options.prefill_chunk, 2 * (max_nodes + 1)),
+        max_query=_max_query(manifest.target, options.prefill_chunk, max_nodes),
         num_threads=options.num_threads,
+        max_nodes=max_nodes,
     )
     target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
     loader = _Loader(bundle, manifest, profile, grower, is_adaptive=options.adaptive)
@@ -64,19 +65,36 @@ def load_loop(
     except BaseException:
         target.close()
         raise
-    policy = Policy(max_nodes, options.acceptance or manifest.acceptance, lengths)
+    acceptance = (options.acceptance or manifest.acceptance) if k else LosslessAcceptance()
+    policy = Policy(max_nodes, acceptance, lengths)
     return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids, policy)
+
+
+def _max_query(spec: GraphSpec, wanted: int, max_nodes: int) -> int:
+    """Query tokens of a row: no more than the graph has positions, and room for a whole draft."""
+    if max_nodes + 1 > spec.max_length:
+        raise ConfigError(
+            f"Drafts have up to {max_nodes} tokens, but {spec.path} was built for "
+            f"{spec.max_length} positions. Draft fewer (-k, --tree), or build with a larger "
+            "--max-length."
+        )
+    return min(max(wanted, max_nodes + 1), spec.max_length)
 
 
 def _method(bundle: Path, manifest: Manifest, options: EngineOptions) -> Method:
     """The bundle's method, or the one that is asked for and needs nothing built."""
     kind, own = options.method, manifest.method
     if kind == "none" or options.num_speculative_tokens == 0:
-        if options.num_speculative_tokens:
-            raise ConfigError(
-                f"method is none, but num_speculative_tokens is {options.num_speculative_tokens}. "
-                "Leave one of them out."
-            )
+        for name, value in (
+            ("num_speculative_tokens", options.num_speculative_tokens or None),
+            ("tree", options.tree),
+            ("lookup", None if options.lookup == "none" else options.lookup),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"{name} was given, but nothing is to be drafted (method none, or "
+                    "num_speculative_tokens 0). Leave one of them out."
+                )
         return NoMethod()
     if kind is None or kind == own.kind:
         if options.tree is None:
@@ -107,6 +125,12 @@ def _lookup(manifest: Manifest, options: EngineOptions) -> LookupMethod | None:
         return manifest.lookup if same else None
     if options.lookup == "none":
         return None
+    kind = options.method or manifest.method.kind
+    if kind in _LOOKUPS or kind == "none":
+        raise ConfigError(
+            f"A lookup goes before a draft model or a head; method {kind} is none. Leave one of "
+            "them out."
+        )
     own = manifest.lookup
     return own if own and own.kind == options.lookup else _LOOKUPS[options.lookup]()
 
@@ -229,8 +253,9 @@ class _Loader:
         own = Profile(
             max_slots=self._profile.max_slots,
             max_length=min(self._profile.max_length, spec.max_length),
-            max_query=self._profile.max_query,
+            max_query=_max_query(spec, self._profile.max_query, self._profile.max_nodes),
             num_threads=self._threads,
+            max_nodes=self._profile.max_nodes,
         )
         self._opened = OrtRunner(self._bundle / spec.path, spec, own)
         return self._opened

@@ -21,7 +21,7 @@ class TreeShape:
     """Of each node that has some, and of `ROOT`; in the order of their numbers."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def tree_shape(parents: tuple[int, ...]) -> TreeShape:
     """The shape of a tree; the arrays are shared, do not write to them."""
     n = len(parents)

@@ -57,7 +57,7 @@ def reference_probs(scores: torch.Tensor, params: SamplingParams) -> Any:
     ]
     for wanted, warper in warpers:
         if wanted:
-            found = warper()(none, found)  # type: ignore[no-untyped-call]
+            found = warper()(none, found)
     return torch.softmax(found, dim=-1)[0].numpy()
 
 

@@ -10,8 +10,8 @@ from specexport.export.heads.medusa import plan_medusa
 from specexport.export.heads.mtp import plan_mtp
 from specexport.export.heads.plan import HeadPlan
 
-_EAGLES = {"eagle": plan_eagle, "eagle3": plan_eagle3}
-_WITH_HEAD = ("medusa", *_EAGLES)
+HEAD_METHODS = {"medusa": plan_medusa, "eagle": plan_eagle, "eagle3": plan_eagle3}
+"""Methods whose head is a checkpoint of its own."""
 
 
 def plan_head(
@@ -28,16 +28,18 @@ def plan_head(
                 "Leave --head out, or give --method medusa, eagle or eagle3."
             )
         return plan_mtp(checkpoint, target)
-    if method not in _WITH_HEAD:
+    if method not in HEAD_METHODS:
         if head is not None:
             raise ConfigError(
                 f"--head has no meaning for method {method}. Give --method "
-                f"{', '.join(_WITH_HEAD)} with it."
+                f"{', '.join(HEAD_METHODS)} with it."
             )
         return None
     if head is None:
         raise ConfigError(f"Method {method} needs its head: give --head PATH.")
     opened = open_head(head)
-    if method == "medusa":
-        return plan_medusa(opened, target)
-    return _EAGLES[method](opened, target, checkpoint)
+    if method == "eagle":
+        return plan_eagle(opened, target, lent=checkpoint)
+    if method == "eagle3":
+        return plan_eagle3(opened, target, lent=checkpoint)
+    return plan_medusa(opened, target)

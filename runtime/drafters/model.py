@@ -20,6 +20,7 @@ from specexport.runtime.request import Request
 from specexport.runtime.tree import ROOT, Branches
 
 Floats = NDArray[np.float32]
+_LEFT_OUT = -1
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class ModelDrafter:
             d.growth.grow([self._masked(d, ROOT, root[d.request.id][0])])
         while active := [d for d in drafting if d.growth.frontier]:
             self._level(active)
-        drafts = {d.request.id: d.growth.draft() for d in drafting}
+        drafts = {d.request.id: self._draft(d) for d in drafting}
         return [drafts.get(w.request.id, Draft()) for w in wanted]
 
     def observe(self, request: Request, progress: Progress) -> None:
@@ -148,6 +149,13 @@ class ModelDrafter:
             params = replace(params, temperature=0.0)
         return self._grower.start(params, position, depth, self._token_map)
 
+    def _draft(self, d: _Drafting) -> Draft:
+        """The draft, whose nodes are numbered anew: those that were computed, by their entries."""
+        kept = d.growth.kept()
+        number = {node: i for i, node in enumerate(kept)}
+        self._state(d.request).computed_nodes = [number.get(node, _LEFT_OUT) for node in d.computed]
+        return d.growth.nodes.draft(kept)
+
     def _catch_up(self, requests: Sequence[Request]) -> dict[int, tuple[Floats, Floats]]:
         """Compute all rows that can be; the logits and the state of each request's last one."""
         found: dict[int, tuple[Floats, Floats]] = {}
@@ -163,7 +171,8 @@ class ModelDrafter:
             for request in active:
                 if not todo[request.id]:
                     last = batch.logits_start[request.slot]
-                    found[request.id] = (logits[last].copy(), states[last].copy())
+                    state = states[last].copy() if self._is_head else states[last]
+                    found[request.id] = (logits[last].copy(), state)
         return found
 
     def _num_ready(self, request: Request) -> int:
@@ -191,8 +200,8 @@ class ModelDrafter:
         batch, logits, states = self._run(rows)
         for d in active:
             start, frontier = batch.logits_start[d.request.slot], d.growth.frontier
-            for i, node in enumerate(frontier):
-                d.states[node] = states[start + i].copy()
+            if self._is_head:
+                d.states |= {node: states[start + i].copy() for i, node in enumerate(frontier)}
             d.growth.grow(
                 [self._masked(d, node, logits[start + i]) for i, node in enumerate(frontier)]
             )
@@ -214,7 +223,6 @@ class ModelDrafter:
         state, nodes, frontier = self._state(d.request), d.growth.nodes, d.growth.frontier
         start = state.num_computed + len(d.computed)
         d.computed += frontier
-        state.computed_nodes = d.computed
         branches = _branches(state.num_computed, nodes.parents, d.computed, len(frontier))
         features = None
         if self._is_head:

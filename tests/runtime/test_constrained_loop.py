@@ -26,7 +26,7 @@ from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.growth import StaticTree, TokenMap
-from specexport.runtime.loop import SpeculativeLoop
+from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec, hash_logits
@@ -352,7 +352,7 @@ def test_lossy_acceptance_keeps_to_the_constraint() -> None:
             return [Draft.certain([7, 8, 7, 8][: w.max_tokens]) for w in wanted]
 
     rule = TopAcceptance(n=12, delta=1.0)  # passes whatever is not ruled out
-    loop = SpeculativeLoop(HashEngine(), Anything(), 3, [EOS], acceptance=rule)
+    loop = SpeculativeLoop(HashEngine(), Anything(), 3, [EOS], Policy(acceptance=rule))
     requests = [constrained([i], 20, hash_rule(i)) for i in range(6)]
     run(loop, requests)
     for i, request in enumerate(requests):

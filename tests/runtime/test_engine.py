@@ -12,6 +12,7 @@ import torch
 import specexport
 from specexport import Engine, EngineOptions, FinishReason, SamplingParams
 from specexport.errors import BundleError, ConfigError, EngineError, RequestError
+from specexport.export.manifest import DynamicTreeSpec
 from tests.tiny import EOS_ID, make_model
 
 PROMPT = "to be or not to be, to be or"
@@ -123,6 +124,20 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
         ({"method": "draft"}, "has no draft model"),
         ({"method": "oracle"}, "method is 'oracle'; it must be one of none, ngram, suffix, draft"),
         ({"method": "medusa"}, "has no medusa head. Build it with --method medusa --head PATH"),
+        (
+            {"method": "none", "lookup": "suffix"},
+            "lookup was given, but nothing is to be drafted",
+        ),
+        (
+            {"num_speculative_tokens": 0, "tree": DynamicTreeSpec()},
+            "tree was given, but nothing is to be drafted",
+        ),
+        ({"method": "ngram", "lookup": "suffix"}, "A lookup goes before a draft model or a head"),
+        ({"method": "suffix", "tree": DynamicTreeSpec()}, "Method suffix drafts no trees"),
+        (
+            {"num_speculative_tokens": 256, "max_length": 200},
+            r"Drafts have up to 256 tokens, but target/model\.onnx was built for 256 positions",
+        ),
         ({"lookup": "draft"}, "lookup is 'draft'; it must be one of none, ngram, suffix"),
         ({"num_speculative_tokens": 10**6}, "from 0 to 256"),
         ({"num_threads": 10**12}, "num_threads is 1000000000000"),

@@ -51,7 +51,7 @@ def grow(
         )
         num_computed += len(growth.frontier)
     assert num_computed - 1 <= grower.max_nodes  # what a cache must have room for
-    draft = growth.draft()
+    draft = growth.nodes.draft(growth.kept())
     assert len(draft) <= grower.max_nodes
     assert draft.depth <= min(depth, grower.depth)
     return draft
@@ -140,13 +140,31 @@ def test_a_dynamic_tree_keeps_the_likeliest_of_all_that_it_followed(
     assert found == expected
 
 
+@pytest.mark.parametrize("spike", [20.0, 40.0, 100.0])
+def test_a_dynamic_tree_of_a_sure_drafter_is_a_tree(spike: float) -> None:
+    """A child may be as likely as its parent, to the last bit."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        growth = DynamicTree(4, 3, 7).start(GREEDY, 5, 4, TokenMap(VOCAB_SIZE))
+        while growth.frontier:
+            logits = rng.normal(0, 1, (len(growth.frontier), VOCAB_SIZE)).astype(np.float32)
+            logits[:, rng.integers(VOCAB_SIZE)] += spike
+            growth.grow(list(logits))
+        draft = growth.nodes.draft(growth.kept())
+        assert len(draft) == 7
+        assert all(parent < node for node, parent in enumerate(draft.parents))
+
+
 def test_draft_ids_become_the_targets_before_anyone_sees_them() -> None:
     target_ids = np.array([30, 4, 21, 8, 15, 2, 11])
     token_map = TokenMap(VOCAB_SIZE, target_ids)
     draft = grow(StaticTree.chain(1), token_map=token_map)
     assert draft.token_ids == (target_ids[logits_after([]).argmax()],)
     params = SamplingParams(temperature=1.0, seed=0)
-    mapped, own = (m.distribution(logits_after([]), params) for m in (token_map, TokenMap(7)))
+    mapped = token_map.distribution(logits_after([]), params)
+    own = TokenMap(7).distribution(logits_after([]), params)
+    assert mapped is not None
+    assert own is not None
     assert mapped.token_ids.tolist() == sorted(target_ids.tolist())
     for draft_id, target_id in enumerate(target_ids.tolist()):
         assert mapped.prob(target_id) == own.prob(draft_id)
@@ -161,10 +179,11 @@ def test_ids_past_the_shared_ones_are_never_drafted() -> None:
     ("choices", "message"),
     [
         ([], "The tree has no path"),
+        ([(i,) for i in range(1025)], "The tree has 1025 paths; at most 1024"),
         ([(0,), (0, 1, 0)], r"path \[0, 1, 0\] needs \[0, 1\], which is missing"),
         ([(1, 0)], r"path \[1, 0\] needs \[1\], which is missing"),
         ([(0,), (1,), (0,)], r"path \[0\] is there twice"),
-        ([()], r"path \[\] is there twice"),
+        ([()], "The tree has an empty path"),
     ],
 )
 def test_paths_that_form_no_tree_are_refused(choices: Any, message: str) -> None:

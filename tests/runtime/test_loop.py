@@ -297,6 +297,39 @@ def test_a_dynamic_tree_of_the_target_holds_its_first_token_and_mostly_the_path(
     assert min(second, third) > 0.7
 
 
+@pytest.mark.parametrize("shape", [(5, 4, 6), (3, 3, 3), (4, 2, 12)])
+def test_a_draft_model_keeps_its_cache_whatever_was_left_out_of_its_tree(
+    shape: tuple[int, int, int],
+) -> None:
+    """It is the target, and the likeliest first token is never left out."""
+    runner = HashEngine(profile=Profile(max_slots=4, max_length=200, max_query=16))
+    drafter = ModelDrafter(runner, DynamicTree(*shape), TokenMap(VOCAB_SIZE))
+    loop = SpeculativeLoop(HashEngine(), drafter, shape[0], [], Policy(12))
+    run(loop, [make_request([i, 3], 60) for i in range(6)])
+    acceptance = loop.stats().acceptance
+    assert acceptance.accepted[0] == acceptance.proposed[0] > 60
+
+
+def test_a_drafter_that_gives_nan_drafts_nothing_and_harms_no_one() -> None:
+    class Nan(HashEngine):
+        def run(self, step: Any) -> Any:
+            output = super().run(step)
+            output.logits[:] = np.nan
+            return output
+
+    for grower in TREES.values():
+        profile = Profile(max_slots=4, max_length=200, max_query=16)
+        drafter = ModelDrafter(Nan(profile=profile), grower, TokenMap(VOCAB_SIZE))
+        loop = SpeculativeLoop(HashEngine(), drafter, 3, [], Policy(8))
+        requests = [
+            make_request([i], 9, temperature=i / 2, seed=i, ignore_eos=True) for i in range(3)
+        ]
+        run(loop, requests)
+        for i, request in enumerate(requests):
+            assert request.output_ids == plain_output([i], request.params, 9)
+        assert loop.stats().acceptance.num_drafts == 0
+
+
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_head_drafts_from_the_second_token_on_whatever_the_prompt(length: int) -> None:
     loop = make_loop(head(), 4)
