@@ -182,7 +182,7 @@ def test_sampled_outputs_have_the_targets_distribution(
     bundle = bundles(name)
     with open_engine(bundle, shape, max_slots=8) as engine:
         reference = cast("Any", Exact(bundle.target))
-        report = compare_distribution(reference, engine, ORDER[6:8], 400)
+        report = compare_distribution(reference, engine, ORDER[6:8], 400, length=4)
         acceptance = engine.stats().acceptance
     assert report.passed, report
     assert report.num_cells > 10
