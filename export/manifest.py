@@ -307,9 +307,10 @@ def read_manifest(bundle: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"])
+        where = f" at {place!r}" if place else ""  # some errors are of the whole
         raise BundleError(
-            f"{path} is damaged at {where or 'files'!r}: {first['msg']}. Build the bundle again."
+            f"{path} is damaged{where}: {first['msg']}. Build the bundle again."
         ) from None
 
 

@@ -146,8 +146,13 @@ def _depth(
                 "effect. Choose method ngram or suffix, which need nothing built."
             )
         return 0
-    if options.num_speculative_tokens is not None:
-        return options.num_speculative_tokens
+    if (limit := options.num_speculative_tokens) is not None:
+        if grower and lookup is None and limit > grower.depth:
+            raise ConfigError(
+                f"num_speculative_tokens is {limit}, but the bundle's trees are {grower.depth} "
+                "deep. Lower it, or give a deeper tree."
+            )
+        return limit
     own = grower.depth if grower else method.num_speculative_tokens
     return max(own, lookup.num_speculative_tokens) if lookup else own
 

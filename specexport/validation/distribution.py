@@ -17,20 +17,18 @@ from specexport.validation.report import DistributionReport
 FALSE_ALARM_RATE = 1e-4
 _TEMPERATURE = 1.5
 _TOP_K = 3
-# A head drafts from the second token on: with four, some drafts have two levels.
-_LENGTH = 4
 _LEAST_EXPECTED = 5.0
 
 
 def compare_distribution(
-    reference: Reference, engine: Engine, prompt: Sequence[int], num_samples: int
+    reference: Reference, engine: Engine, prompt: Sequence[int], num_samples: int, length: int = 3
 ) -> DistributionReport:
-    """Draw `num_samples` outputs of four tokens from three candidates each."""
+    """Draw `num_samples` outputs of `length` tokens from three candidates each."""
     before = engine.stats().acceptance.num_drafts
-    streams = [engine.submit(prompt, _params(seed)) for seed in range(num_samples)]
+    streams = [engine.submit(prompt, _params(seed, length)) for seed in range(num_samples)]
     counts = Counter(stream.result().token_ids for stream in streams)
     num_drafts = engine.stats().acceptance.num_drafts - before
-    chi2, num_cells = _chi2(counts, _exact(reference, prompt), num_samples)
+    chi2, num_cells = _chi2(counts, _exact(reference, prompt, length), num_samples)
     p_value = _chi2_tail(chi2, num_cells - 1)
     return DistributionReport(
         num_samples=num_samples,
@@ -43,16 +41,18 @@ def compare_distribution(
     )
 
 
-def _params(seed: int) -> SamplingParams:
+def _params(seed: int, length: int) -> SamplingParams:
     return SamplingParams(
-        temperature=_TEMPERATURE, top_k=_TOP_K, seed=seed, max_tokens=_LENGTH, ignore_eos=True
+        temperature=_TEMPERATURE, top_k=_TOP_K, seed=seed, max_tokens=length, ignore_eos=True
     )
 
 
-def _exact(reference: Reference, prompt: Sequence[int]) -> dict[tuple[int, ...], float]:
+def _exact(
+    reference: Reference, prompt: Sequence[int], length: int
+) -> dict[tuple[int, ...], float]:
     """Probability of each of the top_k ** length outputs."""
     outcomes: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(_LENGTH):
+    for _ in range(length):
         longer = {}
         for tokens, probability in outcomes.items():
             logits = torch.from_numpy(reference.logits([*prompt, *tokens])[-1]).double()

@@ -26,6 +26,7 @@ Bundles = Callable[[str], HeadBundle]
 Params = Callable[[int], SamplingParams]
 
 CHUNK = 16
+PLAIN = {"method": "none"}
 SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"num_speculative_tokens": 3},
     "static tree": {
@@ -62,9 +63,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return make
 
 
-def open_engine(bundle: HeadBundle, shape: str | None, **options: Any) -> Engine:
-    """Without a shape: plain decoding."""
-    drafting = SHAPES[shape] if shape else {"method": "none"}
+def open_engine(bundle: HeadBundle, drafting: dict[str, Any], **options: Any) -> Engine:
     sizes = {"max_slots": 3, "prefill_chunk": CHUNK, "num_threads": 1, **options}
     return Engine(bundle.path, EngineOptions(verify_files=False, **sizes, **drafting))
 
@@ -90,9 +89,9 @@ def together(engine: Engine, params: Params) -> list[tuple[int, ...]]:
 def test_greedy_output_is_that_of_plain_decoding_alone_and_in_a_batch(
     name: str, shape: str, bundles: Bundles
 ) -> None:
-    with open_engine(bundles(name), None) as plain:
+    with open_engine(bundles(name), PLAIN) as plain:
         expected = alone(plain, greedy)
-    with open_engine(bundles(name), shape) as engine:
+    with open_engine(bundles(name), SHAPES[shape]) as engine:
         assert together(engine, greedy) == expected
         assert alone(engine, greedy) == expected
         acceptance = engine.stats().acceptance
@@ -104,12 +103,35 @@ def test_greedy_output_is_that_of_plain_decoding_alone_and_in_a_batch(
 def test_a_seeded_output_is_the_same_alone_and_in_a_batch(
     name: str, shape: str, bundles: Bundles
 ) -> None:
-    with open_engine(bundles(name), shape) as engine:
+    with open_engine(bundles(name), SHAPES[shape]) as engine:
         outputs = together(engine, sampled)
         assert alone(engine, sampled) == outputs
     if (name, shape) in CERTAIN:
-        with open_engine(bundles(name), None) as plain:
+        with open_engine(bundles(name), PLAIN) as plain:
             assert alone(plain, sampled) == outputs
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3, SpecForge", "mtp, mimo"])
+def test_a_tree_of_one_branch_drafts_what_a_chain_does(name: str, bundles: Bundles) -> None:
+    branch = StaticTreeSpec(choices=((0,), (0, 0), (0, 0, 0)))
+    for params in (greedy, sampled):
+        found = []
+        for drafting in (SHAPES["chain"], {"tree": branch}):
+            with open_engine(bundles(name), drafting) as engine:
+                found.append((together(engine, params), engine.stats().acceptance))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3, SpecForge", "mtp, mimo"])
+def test_a_tree_of_depth_1_changes_nothing(name: str, bundles: Bundles) -> None:
+    with open_engine(bundles(name), PLAIN) as plain:
+        expected = alone(plain, greedy)
+    with open_engine(bundles(name), {"tree": StaticTreeSpec(choices=((0,), (1,)))}) as engine:
+        assert together(engine, greedy) == expected
+        acceptance = engine.stats().acceptance
+    assert len(acceptance.proposed) == 1
+    assert acceptance.num_nodes == 2 * acceptance.num_drafts
+    assert acceptance.accepted[0] > 0
 
 
 @dataclass
@@ -132,7 +154,7 @@ def test_every_drafted_token_is_the_one_that_the_head_predicts_in_plain_torch(
 ) -> None:
     """The j-th child of a node is the j-th likeliest token after the path that leads to it."""
     bundle = bundles(name)
-    with open_engine(bundle, shape, max_slots=2) as engine:
+    with open_engine(bundle, SHAPES[shape], max_slots=2) as engine:
         spy = Spy(engine._loop._drafter.propose)
         monkeypatch.setattr(engine._loop._drafter, "propose", spy)
         for i, n in ((0, 7), (2, 6), (3, 9)):
@@ -180,9 +202,9 @@ def test_sampled_outputs_have_the_targets_distribution(
 ) -> None:
     """χ² over outputs of four tokens; with the seeds fixed, the false-alarm rate is 1e-4."""
     bundle = bundles(name)
-    with open_engine(bundle, shape, max_slots=8) as engine:
+    with open_engine(bundle, SHAPES[shape], max_slots=8) as engine:
         reference = cast("Any", Exact(bundle.target))
-        report = compare_distribution(reference, engine, ORDER[6:8], 400)
+        report = compare_distribution(reference, engine, ORDER[6:8], 400, length=4)
         acceptance = engine.stats().acceptance
     assert report.passed, report
     assert report.num_cells > 10
