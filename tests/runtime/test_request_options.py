@@ -327,7 +327,7 @@ def test_a_drafted_token_that_an_option_rules_out_is_rejected() -> None:
 
 RULES: dict[str, Acceptance] = {
     "typical": TypicalAcceptance(epsilon=0.05, delta=0.2),
-    "top": TopAcceptance(n=6, delta=1.0),
+    "top": TopAcceptance(n=12, delta=1.0),
 }
 
 
