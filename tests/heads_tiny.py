@@ -1,4 +1,4 @@
-"""Small random heads, a tiny target to lend them its weights, and a hand-driven step graph."""
+"""Small random heads, a tiny target to lend them its weights, and their step graphs."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
@@ -20,9 +19,10 @@ from specexport.export.config import DecoderConfig
 from specexport.export.decoder import build_decoder
 from specexport.export.families import read_config
 from specexport.export.graph_io import DecoderGraph
-from specexport.export.heads.plan import HeadPlan
+from specexport.export.heads.plan import HeadGraphs, HeadPlan
 from specexport.export.huggingface import HuggingFaceCheckpoint
 from specexport.export.weights import write_weights
+from tests.head_runner import HeadRunner
 from tests.tiny import VOCAB_SIZE, make_model, write_checkpoint
 
 Tensors = dict[str, torch.Tensor]
@@ -199,51 +199,17 @@ def mlp(w: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
     return linear(w, f"{name}.down_proj", gate * linear(w, f"{name}.up_proj", x))
 
 
-class StepSession:
-    """A step graph on ONNX Runtime, its full caches fed and fetched by hand."""
-
-    def __init__(self, plan: HeadPlan, target: Target, folder: Path, rows: int = 1) -> None:
-        self.graphs = plan.build(target.graph.builder, "fp32", CAPACITY)
-        assert self.graphs.step is not None
-        assert self.graphs.step_config is not None
-        config = self.graphs.step_config
-        # In the target's folder, where the weights lie that it borrows.
-        self._session = open_graph(self.graphs.step, plan, target.folder, folder.name)
-        shape = (rows, config.num_kv_heads, CAPACITY, config.head_dim)
-        self._caches: dict[str, Array] = {
-            f"{i}.{kind}": np.zeros(shape, np.float32)
-            for i in range(config.num_layers)
-            for kind in ("key", "value")
-        }
-        self._lengths = [0] * rows
-
-    def run(
-        self, token_ids: Sequence[Sequence[int]], features: Sequence[torch.Tensor]
-    ) -> tuple[Array, Array]:
-        """Append ragged rows; logits and recycled states after the last token of each: [B, …]."""
-        counts = [len(ids) for ids in token_ids]
-        width, start = max(counts), np.array(self._lengths)
-        ids, states = np.zeros((len(counts), width), np.int64), []
-        for row, tokens in enumerate(token_ids):
-            ids[row, : len(tokens)] = tokens
-            padding = torch.full((width - counts[row], features[row].shape[-1]), 7.0)
-            states.append(torch.cat([features[row].float(), padding]).numpy())
-        positions = start[:, None] + np.arange(width)
-        keys = np.arange(max(start + counts))
-        feed = {
-            "input_ids": ids,
-            "position_ids": positions,
-            "hidden_states": np.stack(states),
-            "write_indices": start,
-            "attention_mask": (keys <= positions[:, :, None])[:, None],
-            "logits_indices": np.arange(len(counts)) * width + np.array(counts) - 1,
-            **{f"past_key_values.{name}": cache for name, cache in self._caches.items()},
-        }
-        names = [output.name for output in self._session.get_outputs()]
-        outputs = dict(zip(names, self._session.run(None, feed), strict=True))
-        self._caches = {name: outputs[f"present.{name}"] for name in self._caches}
-        self._lengths = [n + count for n, count in zip(self._lengths, counts, strict=True)]
-        return outputs["logits"], outputs["recycled_states"]
+def open_step(
+    plan: HeadPlan, target: Target, name: str, num_sequences: int
+) -> tuple[HeadGraphs, HeadRunner]:
+    """Build a head's graphs and load the one that steps."""
+    graphs = plan.build(target.graph.builder, "fp32", CAPACITY)
+    assert graphs.step is not None
+    # In the target's folder, where the weights lie that it borrows.
+    write_weights(graphs.step, plan.tensors, target.folder / f"{name}.weights")
+    path = target.folder / f"{name}.onnx"
+    save_graph(graphs.step, path)
+    return graphs, HeadRunner(path, num_sequences)
 
 
 def open_graph(graph: DecoderGraph, plan: HeadPlan, folder: Path, name: str) -> Any:
@@ -254,9 +220,14 @@ def open_graph(graph: DecoderGraph, plan: HeadPlan, folder: Path, name: str) -> 
 
 def load_graph(graph: DecoderGraph, path: Path) -> Any:
     """Save a graph whose weights are written, check it and load it."""
-    ir.save(graph.model, path)
-    onnx.checker.check_model(str(path), full_check=True)
+    save_graph(graph, path)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3  # caches fed and fetched are copied, which it warns of
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def save_graph(graph: DecoderGraph, path: Path) -> None:
+    """Save a graph whose weights are written, and check it."""
+    ir.save(graph.model, path)
+    onnx.checker.check_model(str(path), full_check=True)
