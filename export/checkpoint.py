@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.errors import CheckpointError
+from specexport.export.finite import is_finite
 
 Tensor = NDArray[Any]  # float32, float16 or ml_dtypes.bfloat16
 
@@ -31,7 +32,7 @@ class TensorSource(Protocol):
         ...
 
     def tensor(self, name: str) -> Tensor:
-        """Read one tensor; raises `CheckpointError` if it is missing or cut off."""
+        """Read one tensor; raises `CheckpointError` if it is missing, cut off or not finite."""
         ...
 
 
@@ -76,7 +77,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def as_dtype(tensor: Tensor, weight_type: str, name: str) -> Tensor:
-    """Convert to fp32, fp16 or bf16; raises `CheckpointError` where fp16 would overflow."""
+    """Convert to fp32, fp16 or bf16; raises `CheckpointError` where the numbers do not fit."""
     import ml_dtypes
 
     target = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[weight_type]
@@ -84,9 +85,10 @@ def as_dtype(tensor: Tensor, weight_type: str, name: str) -> Tensor:
         return tensor
     with np.errstate(over="ignore"):
         converted = tensor.astype(target)
-    if weight_type == "fp16" and not np.isfinite(converted).all():
+    if weight_type != "fp32" and not is_finite(converted):
+        larger = "bf16 or fp32" if weight_type == "fp16" else "fp32"
         raise CheckpointError(
-            f"{name} does not fit fp16 (largest magnitude {float(np.abs(tensor).max()):g}). "
-            "Use --weights bf16 or fp32."
+            f"{name} does not fit {weight_type} (largest magnitude {float(np.abs(tensor).max()):g})"
+            f". Use --weights {larger}."
         )
     return converted

@@ -125,6 +125,10 @@ class DecoderConfig:
         size = self.mla.qk_rope_head_dim if self.mla is not None else self.head_dim
         return int(size * self.rope.partial_rotary_factor)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of that index has experts in the place of one MLP."""
+        return self.moe is not None and layer not in self.moe.dense_layers
+
     @property
     def cache_kinds(self) -> tuple[str, ...]:
         """Names of a layer's cache tensors; latent attention reads one as key and as value."""

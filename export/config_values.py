@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from specexport.errors import CheckpointError
 
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
+NumLayers = Annotated[int, Field(gt=0, le=10_000)]
 Positive = Annotated[float, Field(gt=0)]
 M = TypeVar("M", bound=BaseModel)
 
@@ -24,7 +25,7 @@ class ConfigValues(Strict):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Size
+    num_hidden_layers: NumLayers
     num_attention_heads: Size
     max_position_embeddings: Size
     rms_norm_eps: Annotated[float, Field(gt=0, lt=1)]

@@ -157,6 +157,6 @@ def _attention(
 
 def _mlp(g: GraphBuilder, config: DecoderConfig, x: ir.Value, layer: Layer) -> ir.Value:
     name, size, bias = f"{layer.name}.mlp", config.hidden_size, config.mlp_bias
-    if config.moe is not None and layer.index not in config.moe.dense_layers:
+    if config.moe is not None and config.has_experts(layer.index):
         return mixture_of_experts(g, x, name, size, config.moe, shared_bias=bias)
     return gated_mlp(g, x, name, (size, config.intermediate_size), bias=bias)

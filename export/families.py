@@ -28,6 +28,7 @@ from specexport.export.moe_config import read_deepseek_moe, read_ernie_moe, read
 from specexport.export.rope_config import read_rope
 
 Config = Mapping[str, Any]
+_MAX_ROTARY_DIM = 4096  # tables are made for it before any weight is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +222,10 @@ def check_head_sizes(decoder: DecoderConfig) -> None:
             f"and head_dim {decoder.head_dim}: the first must be a multiple of the second and "
             "head_dim even and at least 4. The file is damaged or of another model."
         )
-    if decoder.rotary_dim < 2 or decoder.rotary_dim % 2:
+    if not 2 <= decoder.rotary_dim <= _MAX_ROTARY_DIM or decoder.rotary_dim % 2:
         raise CheckpointError(
-            f"config.json rotates {decoder.rotary_dim} dimensions of a head; an even number, at "
-            "least 2, is needed. The file is damaged or of another model."
+            f"config.json rotates {decoder.rotary_dim} dimensions of a head; an even number from 2 "
+            f"to {_MAX_ROTARY_DIM} is needed. The file is damaged or of another model."
         )
     if factors is not None and len(factors) != decoder.rotary_dim // 2:
         raise CheckpointError(

@@ -56,6 +56,7 @@ def dequantize(
             "The checkpoint is damaged; download it again."
         )
     rows, columns = block_size
-    for i, factors in enumerate(scale):
-        weight[i * rows : (i + 1) * rows] *= np.repeat(factors, columns)[: weight.shape[1]]
+    with np.errstate(all="ignore"):  # who reads the checkpoint looks for NaN and infinity
+        for i, factors in enumerate(scale):
+            weight[i * rows : (i + 1) * rows] *= np.repeat(factors, columns)[: weight.shape[1]]
     return weight

@@ -11,6 +11,7 @@ import numpy as np
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor
+from specexport.export.finite import require_finite
 from specexport.export.gguf_config import Settings, make_config
 from specexport.export.gguf_file import StoredTensor, are_twins, open_gguf
 from specexport.export.gguf_tokenizer import special_token_id, write_tokenizer
@@ -72,7 +73,7 @@ class GgufCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor, dequantized and in Hugging Face's order of rows."""
-        tensor = self._find(name).read()
+        tensor = require_finite(self._find(name).read(), f"{self.source}: {name}")
         num_heads = next((n for part, n in self._permuted_heads.items() if part in name), None)
         return tensor if num_heads is None else _unpermute(tensor, num_heads, name)
 

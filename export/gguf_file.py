@@ -49,9 +49,10 @@ class StoredTensor:
             return plain.reshape(self.shape)
         tensor = np.empty((len(self.rows), self.shape[-1]), np.float32)
         step = max(1, _CHUNK_ELEMENTS // self.shape[-1])
-        for first in range(0, len(tensor), step):
-            chunk = slice(first, first + step)
-            tensor[chunk] = gguf.dequantize(self.rows[chunk], self.kind)
+        with np.errstate(all="ignore"):  # who reads the checkpoint looks for NaN and infinity
+            for first in range(0, len(tensor), step):
+                chunk = slice(first, first + step)
+                tensor[chunk] = gguf.dequantize(self.rows[chunk], self.kind)
         return tensor.reshape(self.shape)
 
     def sample(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor
+from specexport.export.finite import require_finite
 from specexport.export.fp8 import SCALE_SUFFIX, dequantize, read_block_size
 from specexport.export.shards import find_shards, read_json
 
@@ -56,6 +57,9 @@ class HuggingFaceCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor."""
+        return require_finite(self._read(name), f"{self.source}: {name}")
+
+    def _read(self, name: str) -> Tensor:
         if self.dtype(name) not in _DTYPES.values():
             raise CheckpointError(
                 f"{name} is stored as {self.dtype(name)}; expected F32, F16 or BF16. "

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field
 
 from specexport.errors import CheckpointError
 from specexport.export.config import MoeConfig
-from specexport.export.config_values import Size, Strict, check_values
+from specexport.export.config_values import NumLayers, Size, Strict, check_values
 
 Config = Mapping[str, Any]
 Index = Annotated[int, Field(ge=0)]
@@ -19,7 +19,7 @@ _WHERE = "config.json, experts"
 
 
 class _Qwen3Moe(Strict):
-    num_hidden_layers: Size
+    num_hidden_layers: NumLayers
     # transformers 5 writes the first name, the published files have the second.
     num_experts: Size = Field(validation_alias=AliasChoices("num_local_experts", "num_experts"))
     num_experts_per_tok: Size
@@ -38,7 +38,7 @@ class _DeepseekMoe(Strict):
     routed_scaling_factor: Annotated[float, Field(gt=0)]
     n_group: Size | None
     topk_group: Size | None
-    first_k_dense_replace: Index
+    first_k_dense_replace: Annotated[int, Field(ge=0, le=10_000)]
     # transformers knows one value of each of these, and reads none of them.
     scoring_func: str = "sigmoid"
     topk_method: str = "noaux_tc"
@@ -46,7 +46,7 @@ class _DeepseekMoe(Strict):
 
 
 class _ErnieMoe(Strict):
-    num_hidden_layers: Size
+    num_hidden_layers: NumLayers
     moe_num_experts: Size
     moe_k: Size
     moe_intermediate_size: Size

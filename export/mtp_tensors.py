@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 # Qwen3-Next and Nemotron-H; MiMo; Ernie-4.5.
 _PREFIX = re.compile(r"mtp\.|model\.mtp_(layers|block|emb_norm|hidden_norm|linear_proj)\.")
-_LAYER = re.compile(r"(model\.layers\.(\d+)\.)")
+_LAYER = re.compile(r"(model\.layers\.([0-9]{1,9})\.)")
 
 
 def mtp_tensors(names: Iterable[str], num_layers: int) -> set[str]:

@@ -14,6 +14,7 @@ from specexport.export.decoder import EMBEDDING, LM_HEAD, build_decoder
 from specexport.export.families import read_config
 from specexport.export.graph_io import DecoderGraph
 from specexport.export.heads.plan import HeadGraphs, HeadPlan
+from specexport.export.layer_check import require_layers
 from specexport.export.manifest import (
     FileEntry,
     FunctionSpec,
@@ -70,6 +71,7 @@ class ModelSource:
             )
         max_length = min(max_length, context)
         weight_type = sizes.weight_type or own_weight_type(self.checkpoint)
+        require_layers(self.checkpoint, self.config)
         graph = build_decoder(self.config, weight_type, max_length, taps)
         check_tensors(graph, self.checkpoint, self.config)
         return ModelPart(self, graph, weight_type, max_length)

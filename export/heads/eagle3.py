@@ -9,6 +9,7 @@ Producers' differences are in `eagle3_layouts` and `taps`; where a file speaks f
 biases, own embedding and output matrix), the file is believed, whatever config.json says.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -43,6 +44,8 @@ from specexport.export.layers import (
     wanted_rows,
 )
 from specexport.export.manifest import WeightType
+
+_MAP = re.compile(r"(model\.)?(d2t|t2d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def plan_eagle3(
     """
     files = list(head.names())
     layout = read_layout(head.config, files, head.source)
-    maps = {name.removeprefix("model."): name for name in files if name.endswith(("d2t", "t2d"))}
+    maps = {name.removeprefix("model."): name for name in files if _MAP.fullmatch(name)}
     tensors = rename_eagle(head, apart=frozenset(maps.values()))
     if "layers.0.hidden_norm.weight" not in tensors.renamed:
         raise CheckpointError(
@@ -140,8 +143,8 @@ def plan_eagle3(
 def _check_fc(tensors: RenamedTensors, num_taps: int, target: DecoderConfig) -> None:
     if FC not in tensors.renamed:
         return  # the check of all tensors will say so
-    shape = tensors.shape(FC)
-    if shape[-1] != num_taps * target.hidden_size:
+    shape = tensors.matrix_shape(FC)
+    if shape[1] != num_taps * target.hidden_size:
         raise CheckpointError(
             f"{tensors.source}: fc.weight has shape {list(shape)}; {num_taps} hidden states of a "
             f"target of hidden_size {target.hidden_size} have {num_taps * target.hidden_size} "

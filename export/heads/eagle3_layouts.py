@@ -14,8 +14,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from specexport.errors import CheckpointError
+from specexport.export.config_values import Size, Strict, check_values
 
 Config = Mapping[str, Any]
+_WHERE = "config.json of the head"
+
+
+class _Norms(Strict):
+    """The taps are normalised: each (two spellings), or all together."""
+
+    fc_norm: bool | None = None
+    use_aux_norm: bool | None = None
+    norm_before_fc: bool | None = None
+
+
+class _EagleConfig(_Norms):
+    """ModelOpt's nested settings."""
+
+    parallel_draft_step: int | None = None
+    use_aux_hidden_state: bool | None = None
+
+
+class _Values(_Norms):
+    """What the producers write beside the layers' own settings."""
+
+    architectures: list[str] | None = None
+    transformer_layer_config: dict[str, Any] | None = None
+    eagle_config: _EagleConfig | None = None
+    speculators_model_type: str | None = None
+    draft_vocab_size: Size | None = None
+    norm_before_residual: bool | None = None
+    norm_output: bool | None = None
+    parallel_drafting: bool | None = None
+    pard_token: int | None = None
+    ptd_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +72,22 @@ class Eagle3Layout:
 def read_layout(config: Config, files: Collection[str], source: str) -> Eagle3Layout:
     """Recognise the producer; `files` are the tensors' names in the file.
 
-    Raises `CheckpointError` for the variants that draft in another way.
+    Raises `CheckpointError` for values of the wrong type and for the variants that draft in
+    another way.
     """
-    _refuse_variants(config, files, source)
-    nested = config.get("transformer_layer_config")
-    is_speculators = isinstance(nested, dict)
-    names = {"architectures": config.get("architectures")}
-    layers: Config = {**nested, **names} if isinstance(nested, dict) else config
+    values = check_values(_Values, config, _WHERE)
+    _refuse_variants(values, files, source)
+    nested = values.transformer_layer_config
+    # vLLM's default for speculators' configs, which came before the key.
+    before_residual = nested is not None
+    if values.norm_before_residual is not None:
+        before_residual = values.norm_before_residual
     return Eagle3Layout(
-        producer=_producer(config, files),
-        layers=layers,
-        draft_vocab_size=_draft_vocab_size(config),
-        # vLLM's default for speculators' configs, which came before the key.
-        norm_before_residual=_flag(config, "norm_before_residual", default=is_speculators),
-        norm_output=_flag(config, "norm_output", default=False),
+        producer=_producer(values, files),
+        layers=config if nested is None else {**nested, "architectures": values.architectures},
+        draft_vocab_size=values.draft_vocab_size,
+        norm_before_residual=before_residual,
+        norm_output=bool(values.norm_output),
     )
 
 
@@ -62,22 +96,23 @@ def check_norms(config: Config, names: Collection[str], source: str) -> None:
 
     `names` are the graphs' names of the tensors.
     """
-    nested = config.get("eagle_config")
-    both = {**config, **(nested if isinstance(nested, dict) else {})}
+    values = check_values(_Values, config, _WHERE)
+    nested = values.eagle_config or _EagleConfig()
+    said = values.model_dump() | nested.model_dump(exclude_unset=True)
     for key, needed in (
         ("fc_norm", "fc_norm.0.weight"),
         ("use_aux_norm", "fc_norm.0.weight"),
         ("norm_before_fc", "input_norm.weight"),
     ):
-        if _flag(both, key, default=False) and needed not in names:
+        if said[key] and needed not in names:
             raise CheckpointError(
                 f"config.json says {key}, but {source} holds no {needed!r}. Is the file complete?"
             )
 
 
-def _producer(config: Config, files: Collection[str]) -> str:
-    architectures = config.get("architectures") or []
-    if "transformer_layer_config" in config:
+def _producer(values: _Values, files: Collection[str]) -> str:
+    architectures = values.architectures or []
+    if values.transformer_layer_config is not None:
         return "speculators"
     if "Eagle3LlamaForCausalLM" in architectures:
         return "AngelSlim"
@@ -86,27 +121,26 @@ def _producer(config: Config, files: Collection[str]) -> str:
     return "SafeAILab"
 
 
-def _refuse_variants(config: Config, files: Collection[str], source: str) -> None:
-    eagle_config = config.get("eagle_config")
-    eagle_config = eagle_config if isinstance(eagle_config, dict) else {}
-    kind = config.get("speculators_model_type", "eagle3")
+def _refuse_variants(values: _Values, files: Collection[str], source: str) -> None:
+    nested = values.eagle_config or _EagleConfig()
+    kind = values.speculators_model_type or "eagle3"
     parallel = {"mask_hidden", "model.mask_hidden"} & set(files) or kind == "peagle"
-    mask_ids = [config.get(key) for key in ("pard_token", "ptd_token_id")]
+    mask_ids = (values.pard_token, values.ptd_token_id)
     reasons = {
         "it has multi-head latent attention (Eagle3DeepseekV2ForCausalLM)": any(
             "kv_a_proj_with_mqa" in name for name in files
         ),
         "it drafts all tokens in one pass (P-EAGLE, parallel drafting)": bool(
             parallel
-            or config.get("parallel_drafting")
+            or values.parallel_drafting
             or any(token_id is not None for token_id in mask_ids)
         ),
         "it has parallel draft heads (eagle_config.parallel_draft_step)": any(
             "parallel_draft_heads." in name for name in files
         )
-        or (eagle_config.get("parallel_draft_step") or 1) != 1,
+        or (nested.parallel_draft_step or 1) != 1,
         "it reads no intermediate layers (eagle_config.use_aux_hidden_state is false)": (
-            eagle_config.get("use_aux_hidden_state") is False
+            nested.use_aux_hidden_state is False
         ),
         f"it is of speculators' kind {kind!r}": kind not in ("eagle3", "peagle"),
     }
@@ -114,23 +148,3 @@ def _refuse_variants(config: Config, files: Collection[str], source: str) -> Non
         raise CheckpointError(
             f"{source} is no EAGLE-3 head that can be exported: {found[0]}. Choose another head."
         )
-
-
-def _flag(config: Config, key: str, *, default: bool) -> bool:
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise CheckpointError(
-            f"config.json of the head: {key} is {value!r}; expected true or false."
-        )
-    return value
-
-
-def _draft_vocab_size(config: Config) -> int | None:
-    value = config.get("draft_vocab_size")
-    if value is not None and (type(value) is not int or value < 1):
-        raise CheckpointError(
-            f"config.json of the head: draft_vocab_size is {value!r}; expected a positive number."
-        )
-    return value

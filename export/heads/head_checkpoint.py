@@ -1,7 +1,5 @@
 """The files of a drafting head, as its authors publish them: safetensors or torch pickles."""
 
-import pickle
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,8 @@ from numpy.typing import NDArray
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Tensor
+from specexport.export.finite import require_finite
+from specexport.export.heads.tensor_files import load_tensors
 from specexport.export.shards import find_shards, read_json
 
 if TYPE_CHECKING:
@@ -46,6 +46,19 @@ class HeadCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor of floating-point numbers."""
+        return require_finite(self._read(name), f"{self.source}: {name}")
+
+    def indices(self, name: str) -> NDArray[np.int64]:
+        """Read one tensor of integers or of truth values (as 0 and 1), one-dimensional."""
+        tensor = self._find(name)
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.ndim != 1:
+            raise CheckpointError(
+                f"{self.source}: {name} is {self.dtype(name)} of shape {list(tensor.shape)}; "
+                "expected integers of one dimension. Download it again."
+            )
+        return tensor.numpy().astype(np.int64)
+
+    def _read(self, name: str) -> Tensor:
         tensor, dtype = self._find(name).contiguous(), self.dtype(name)
         if dtype == "bf16":  # numpy has no bf16 of its own
             import ml_dtypes
@@ -58,16 +71,6 @@ class HeadCheckpoint:
                 "Give the unquantized head."
             )
         return tensor.numpy()
-
-    def indices(self, name: str) -> NDArray[np.int64]:
-        """Read one tensor of integers or of truth values (as 0 and 1), one-dimensional."""
-        tensor = self._find(name)
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.ndim != 1:
-            raise CheckpointError(
-                f"{self.source}: {name} is {self.dtype(name)} of shape {list(tensor.shape)}; "
-                "expected integers of one dimension. Download it again."
-            )
-        return tensor.numpy().astype(np.int64)
 
     def _find(self, name: str) -> "torch.Tensor":
         if name not in self._tensors:
@@ -89,7 +92,7 @@ def open_head(source: str | Path) -> HeadCheckpoint:
     directory = path.parent if path.is_file() else path
     tensors: dict[str, torch.Tensor] = {}
     for shard in shards:
-        tensors.update(_load(shard))
+        tensors.update(load_tensors(shard))
     return HeadCheckpoint(str(source), read_json(directory / "config.json"), tensors)
 
 
@@ -115,51 +118,3 @@ def _shards(directory: Path) -> list[Path]:
         f"{directory} holds no weights of a head: expected *.safetensors, pytorch_model.bin, their "
         "shards with an index, or medusa_lm_head.pt. Is the download complete?"
     )
-
-
-def _load(path: Path) -> "dict[str, torch.Tensor]":
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing. Is the download complete?")
-    return _load_safetensors(path) if path.suffix == ".safetensors" else _load_pickle(path)
-
-
-def _load_safetensors(path: Path) -> "dict[str, torch.Tensor]":
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is no whole safetensors file ({error}). Download it again."
-        ) from None
-
-
-def _load_pickle(path: Path) -> "dict[str, torch.Tensor]":
-    import torch
-
-    try:
-        found = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is damaged, or a pickle that runs code when it is opened, which is never done "
-            f"here ({_first_line(error)}). Give a file of tensors alone, such as safetensors."
-        ) from None
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise CheckpointError(
-            f"{path} is no whole PyTorch file ({_first_line(error)}). Download it again."
-        ) from None
-    if not isinstance(found, dict) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
-    ):
-        raise CheckpointError(
-            f"{path} must hold tensors by name and nothing else. Give the file of the head's "
-            "weights, not of an optimizer or a whole training state."
-        )
-    return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

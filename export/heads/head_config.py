@@ -1,5 +1,6 @@
 """The numbers that define the layers of an EAGLE head, from its config.json and its file."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ _DEFAULTS = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+_LAYER = re.compile(r"layers\.([0-9]+)\.")
 _ATTENTION, _MLP = "layers.0.self_attn", "layers.0.mlp"
 
 
@@ -58,7 +60,19 @@ def read_head_config(
         sliding_window=_window(values),
     )
     check_head_sizes(decoder)
+    _check_layers(decoder.num_layers, names)
     return decoder
+
+
+def _check_layers(num_layers: int, names: Collection[str]) -> None:
+    """A number far above the file's would be built layer by layer before anything is missed."""
+    layers = {match[1] for name in names if (match := _LAYER.match(name))}
+    if num_layers > len(layers):
+        raise CheckpointError(
+            f"config.json of the head: num_hidden_layers is {num_layers}, but the weights are "
+            f"those of {len(layers)} layer(s). Is the download complete, and config.json of this "
+            "head?"
+        )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

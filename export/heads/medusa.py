@@ -7,31 +7,42 @@ layers are counted from the names: published configs are often wrong about them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig
+from specexport.export.config_values import Strict, check_values
 from specexport.export.graph_io import DecoderGraph, close_graph, graph_input, graph_output
 from specexport.export.heads.check import check_head_tensors
 from specexport.export.heads.head_checkpoint import HeadCheckpoint
-from specexport.export.heads.plan import HeadGraphs, HeadPlan, RenamedTensors
+from specexport.export.heads.plan import (
+    HeadGraphs,
+    HeadPlan,
+    RenamedTensors,
+    renamed_once,
+)
 from specexport.export.heads.token_map import TokenMap, check_token_map
 from specexport.export.heads.vocabulary_weights import target_lm_head
 from specexport.export.layers import GraphBuilder, linear, lm_head, silu
 from specexport.export.manifest import FINAL_NORM, WeightType
 
 _PREFIX = re.compile(r"^medusa_heads?\.")
+_HEAD, _BLOCK = r"(?P<head>0|[1-9][0-9]{0,8})", r"(?P<block>0|[1-9][0-9]{0,8})"
 _BLOCKS = (
-    re.compile(r"(?P<head>\d+)\.(?P<block>\d+)\.linear\.(?P<kind>weight|bias)"),
-    re.compile(r"blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+)\.(?P<kind>weight|bias)"),
+    re.compile(rf"{_HEAD}\.{_BLOCK}\.linear\.(?P<kind>weight|bias)"),
+    re.compile(rf"blocks\.{_HEAD}\.layers\.{_BLOCK}\.(?P<kind>weight|bias)"),
 )
 _OUTPUTS = (
-    re.compile(r"(?P<head>\d+)\.(?P<block>\d+)\.weight"),
-    re.compile(r"lm_heads\.(?P<head>\d+)\.weight"),
+    re.compile(rf"{_HEAD}\.{_BLOCK}\.weight"),
+    re.compile(rf"lm_heads\.{_HEAD}\.weight"),
 )
+
+
+class _Values(Strict):
+    original_lm_head: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class _Medusa:
 
 def plan_medusa(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
     """Recognise Medusa heads of `target`; raises `CheckpointError` naming what does not fit."""
-    files = {_PREFIX.sub("", name): name for name in head.names()}
+    files = renamed_once(head.source, head.names(), lambda name: _PREFIX.sub("", name))
     token_map_file = files.pop("token_map", None)
     blocks = [match for name in files if (match := _match(_BLOCKS, name))]
     if not blocks:
@@ -86,12 +97,11 @@ def plan_medusa(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
             f"'blocks.0.layers.0.weight'); its first is {min(files, default='none')!r}. Choose "
             "another --method."
         )
-    num_heads = max(int(match["head"]) for match in blocks) + 1
-    num_blocks = max(int(match["block"]) for match in blocks) + 1
-    tensors = RenamedTensors(head, {_rename(n, num_blocks): file for n, file in files.items()})
+    num_heads, num_blocks = _counts(head.source, blocks)
+    tensors = _renamed(head, files, num_blocks)
     outputs = _outputs(head, tensors, num_heads)
     output = outputs[0]  # where the first is not stored, the check of all tensors will say so
-    rows = tensors.shape(output)[0] if output in tensors.renamed else target.vocab_size
+    rows = tensors.matrix_shape(output)[0] if output in tensors.renamed else target.vocab_size
     token_map, notes = _token_map(head, token_map_file, rows, target.vocab_size)
     layout = f"Medusa, {_producer(head)}"
     medusa = _Medusa(
@@ -108,6 +118,26 @@ def plan_medusa(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:
 
 def _match(patterns: Sequence[re.Pattern[str]], name: str) -> re.Match[str] | None:
     return next((match for p in patterns if (match := p.fullmatch(name))), None)
+
+
+def _counts(source: str, blocks: Sequence[re.Match[str]]) -> tuple[int, int]:
+    """Heads, and blocks of each; raises `CheckpointError` for a gap in their numbers."""
+    found = {(int(match["head"]), int(match["block"])) for match in blocks}
+    num_heads, num_blocks = (max(numbers) + 1 for numbers in zip(*found, strict=True))
+    needed = ((head, block) for head in range(num_heads) for block in range(num_blocks))
+    # Looks at no more than are there and one, whatever the numbers are.
+    if missing := next((pair for pair in needed if pair not in found), None):
+        raise CheckpointError(
+            f"{source} holds Medusa heads up to number {num_heads - 1} with blocks up to number "
+            f"{num_blocks - 1}, but no block {missing[1]} of head {missing[0]}. Is the file "
+            "complete?"
+        )
+    return num_heads, num_blocks
+
+
+def _renamed(head: HeadCheckpoint, files: Mapping[str, str], num_blocks: int) -> RenamedTensors:
+    names = renamed_once(head.source, files, lambda name: _rename(name, num_blocks))
+    return RenamedTensors(head, {new: files[name] for new, name in names.items()})
 
 
 def _block(head: int | str, block: int | str) -> str:
@@ -140,7 +170,8 @@ def _outputs(
 ) -> tuple[str | None, ...]:
     """Each head's own output matrix, unless config.json says that they use the target's."""
     own = tuple(_output(i) for i in range(num_heads))
-    if head.config.get("original_lm_head") is True:  # the target's may be stored once, or not
+    values = check_values(_Values, head.config, "config.json of the head")
+    if values.original_lm_head:  # the target's may be stored once, or not
         return (own[0] if own[0] in tensors.renamed else None,) * num_heads
     if not set(own) & tensors.renamed.keys():
         raise CheckpointError(

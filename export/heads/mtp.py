@@ -7,10 +7,11 @@ import numpy as np
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Checkpoint
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import EMBEDDING, LM_HEAD
+from specexport.export.decoder import EMBEDDING, LM_HEAD, Layer
 from specexport.export.heads.mtp_graph import MtpHead
 from specexport.export.heads.mtp_layouts import LAYOUTS, MtpLayout, MtpNames
 from specexport.export.heads.plan import HeadPlan, RenamedTensors
+from specexport.export.layer_check import require_layers
 from specexport.export.mtp_tensors import mtp_tensors
 from specexport.export.weights import UNREAD_SUFFIXES
 
@@ -27,12 +28,10 @@ def plan_mtp(checkpoint: Checkpoint, target: DecoderConfig) -> HeadPlan:
     files |= {name for name in checkpoint.names() if name.startswith(f"{names.block}.")}
     files = {name for name in files if not name.endswith(UNREAD_SUFFIXES)}
     names, copies, notes = _borrow(checkpoint, target, names, files)
-    head = MtpHead(
-        layout=layout,
-        names=names,
-        tensors=RenamedTensors(checkpoint, {name: name for name in files - copies}),
-        config=_layer_config(target, names, files),
-    )
+    tensors = RenamedTensors(checkpoint, {name: name for name in files - copies})
+    config = _layer_config(target, names, files)
+    require_layers(tensors, config, [Layer(names.block, 0)])
+    head = MtpHead(layout, names, tensors, config)
     taps = (layout.tap(target.num_layers),)
     return HeadPlan(layout.name, taps, head.tensors, head.build, notes=notes)
 

@@ -71,7 +71,7 @@ class MtpLayout:
 
     def layers(self, names: Iterable[str], num_target_layers: int) -> list[int]:
         """Numbers of the MTP layers of this layout among a checkpoint's tensors."""
-        pattern = re.compile(re.escape(self.names.block).replace(r"\{i\}", r"(\d+)") + r"\.")
+        pattern = re.compile(re.escape(self.names.block).replace(r"\{i\}", r"([0-9]{1,9})") + r"\.")
         found = {int(match[1]) for name in names if (match := pattern.match(name))}
         first = num_target_layers if self.follows_target else 0
         return sorted(number for number in found if number >= first)

@@ -2,9 +2,8 @@
 
 import re
 
-from specexport.errors import CheckpointError
 from specexport.export.heads.head_checkpoint import HeadCheckpoint
-from specexport.export.heads.plan import RenamedTensors
+from specexport.export.heads.plan import RenamedTensors, renamed_once
 
 FC = "fc.weight"
 FC_BIAS = "fc.bias"
@@ -24,17 +23,11 @@ _UNREAD = re.compile(r"(.*\.)?rotary_emb\.inv_freq|verifier_(norm|lm_head)\.weig
 
 def rename_eagle(head: HeadCheckpoint, apart: frozenset[str] = frozenset()) -> RenamedTensors:
     """The head's tensors under the graphs' names, without those `apart` (names in the file)."""
-    renamed: dict[str, str] = {}
-    for file in sorted(head.names()):
-        if file in apart or _UNREAD.fullmatch(file):
-            continue
-        name = file
-        for pattern, replacement in _SPELLINGS:
-            name = pattern.sub(replacement, name)
-        if name in renamed:
-            raise CheckpointError(
-                f"{head.source} holds one tensor under two names, {renamed[name]!r} and {file!r}. "
-                "Remove one of them."
-            )
-        renamed[name] = file
-    return RenamedTensors(head, renamed)
+    read = [file for file in head.names() if file not in apart and not _UNREAD.fullmatch(file)]
+    return RenamedTensors(head, renamed_once(head.source, read, _rename))
+
+
+def _rename(name: str) -> str:
+    for pattern, replacement in _SPELLINGS:
+        name = pattern.sub(replacement, name)
+    return name

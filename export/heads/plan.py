@@ -47,6 +47,20 @@ class HeadPlan:
     notes: tuple[str, ...] = ()
 
 
+def renamed_once(source: str, files: Iterable[str], rename: Callable[[str], str]) -> dict[str, str]:
+    """New name → name in the file; raises `CheckpointError` where two files' names become one."""
+    renamed: dict[str, str] = {}
+    for file in sorted(files):
+        name = rename(file)
+        if name in renamed:
+            raise CheckpointError(
+                f"{source} holds one tensor under two names, {renamed[name]!r} and {file!r}. "
+                "Remove one of them."
+            )
+        renamed[name] = file
+    return renamed
+
+
 class RenamedTensors:
     """Some tensors of a checkpoint under other names; a `TensorSource` itself."""
 
@@ -62,6 +76,16 @@ class RenamedTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor."""
         return self._tensors.shape(self._original(name))
+
+    def matrix_shape(self, name: str) -> tuple[int, int]:
+        """Rows and columns; raises `CheckpointError` where the tensor is no matrix of some."""
+        shape = self.shape(name)
+        if len(shape) != 2 or 0 in shape:
+            raise CheckpointError(
+                f"{self.source}: {self.renamed[name]} has shape {list(shape)}; a matrix was "
+                "expected. Download it again."
+            )
+        return shape[0], shape[1]
 
     def dtype(self, name: str) -> str:
         """Storage type of one tensor."""

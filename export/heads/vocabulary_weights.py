@@ -21,7 +21,7 @@ def check_embedding(tensors: RenamedTensors, hidden_size: int, target: DecoderCo
                 f"{hidden_size} is not the target's {target.hidden_size}, whose embedding it "
                 "could use otherwise. Is the file complete, and the head of this target?"
             )
-    elif (rows := tensors.shape(EMBEDDING)[0]) < target.vocab_size:
+    elif (rows := tensors.matrix_shape(EMBEDDING)[0]) < target.vocab_size:
         raise CheckpointError(
             f"{tensors.source}: {tensors.renamed[EMBEDDING]} has {rows} rows, but the target has "
             f"{target.vocab_size} tokens. Is the head of this target?"
@@ -56,7 +56,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def embedding_table(g: GraphBuilder, tensors: RenamedTensors, size: int) -> ir.Value:
     """The head's own [V, H] where it is stored, else the target's."""
     if EMBEDDING in tensors.renamed:
-        return g.matrix(EMBEDDING, tensors.shape(EMBEDDING)[0], size)
+        return g.matrix(EMBEDDING, tensors.matrix_shape(EMBEDDING)[0], size)
     return g.shared(decoder.EMBEDDING)
 
 
@@ -70,7 +70,7 @@ def num_outputs(
 ) -> int:
     """V_draft: rows of the matrix that `output_matrix` gives; `stated` is config.json's number."""
     if LM_HEAD in tensors.renamed:
-        rows = tensors.shape(LM_HEAD)[0]
+        rows, _ = tensors.matrix_shape(LM_HEAD)
         if stated not in (None, rows):
             raise CheckpointError(
                 f"{tensors.source}: config.json says draft_vocab_size {stated}, but "
@@ -78,7 +78,7 @@ def num_outputs(
             )
         return rows
     if _output_is_tied(config, tensors):
-        return tensors.shape(EMBEDDING)[0]
+        return tensors.matrix_shape(EMBEDDING)[0]
     if stated not in (None, target.vocab_size) or config.hidden_size != target.hidden_size:
         raise CheckpointError(
             f"{tensors.source} has no output matrix ('lm_head.weight'), and the target's "

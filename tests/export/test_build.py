@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -95,7 +96,10 @@ def test_pickled_weights_are_refused_with_the_remedy(checkpoint: Path, tmp_path:
         ({"hidden_size": "remove"}, "hidden_size is missing"),
         ({"num_key_value_heads": 3}, "must be a multiple"),
         ({"intermediate_size": 64}, r"has shape \[48, 32\]; config.json calls for \[64, 32\]"),
-        ({"num_hidden_layers": 3}, "lacks 9 tensor.*model.layers.2"),
+        ({"num_hidden_layers": 3}, r"lacks 'model\.layers\.2\..*calls for \(3 layers\)"),
+        ({"num_hidden_layers": 1_000_000_000}, "num_hidden_layers is 1000000000; .* 10000"),
+        ({"num_hidden_layers": 10_000}, r"lacks 'model\.layers\.2\."),
+        ({"head_dim": 2**30}, "rotates 1073741824 dimensions"),
         ({"num_hidden_layers": 1}, "holds 9 tensor.*not call for.*model.layers.1"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "scaling type 'longrope'"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
@@ -129,6 +133,26 @@ def test_a_tensor_missing_or_unread_is_named(checkpoint: Path, tmp_path: Path) -
 def test_an_integer_tensor_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     edit_tensors(checkpoint, **{"model.norm.weight": np.zeros(32, dtype=np.int32)})
     refuse(checkpoint, tmp_path, "model.norm.weight is stored as I32")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_number_that_is_none_is_refused_by_its_tensor(
+    dtype: Any, value: float, checkpoint: Path, tmp_path: Path
+) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors[name][-1, -1] = value
+    save_file({k: v.astype(dtype) for k, v in tensors.items()}, checkpoint / "model.safetensors")
+    refuse(checkpoint, tmp_path, rf"{name} holds NaN or infinite numbers")
+
+
+def test_weights_that_overflow_bf16_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    largest = np.full(32, np.finfo(np.float32).max, np.float32)  # rounds to infinity
+    edit_tensors(checkpoint, **{"model.embed_tokens.weight": np.tile(largest, (272, 1))})
+    refuse(
+        checkpoint, tmp_path, "not fit bf16.*Use --weights fp32", BuildOptions(weight_type="bf16")
+    )
 
 
 def test_weights_that_overflow_fp16_are_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ def test_factors_of_another_shape_are_refused(fp8_checkpoint: Path) -> None:
         HuggingFaceCheckpoint(fp8_checkpoint, "fp8").tensor(NAME)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_a_factor_that_makes_no_numbers_is_refused(value: float, fp8_checkpoint: Path) -> None:
+    change(fp8_checkpoint, **{NAME + FACTOR: torch.full((3, 2), value)})
+    with pytest.raises(CheckpointError, match=f"fp8: {NAME} holds NaN or infinite numbers"):
+        HuggingFaceCheckpoint(fp8_checkpoint, "fp8").tensor(NAME)
+
+
 def test_a_factor_without_its_fp8_matrix_is_not_dropped(
     fp8_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -250,6 +250,18 @@ def test_quantized_tensors_are_dequantized_as_by_gguf(write_model: Write, kind: 
         )
 
 
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0])
+def test_numbers_that_are_none_are_refused_by_name(write_model: Write, kind: Kind) -> None:
+    name = "blk.1.ffn_up.weight"
+    path = write_model("llama", kinds={name: kind})
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == name)
+    bits = np.dtype({Kind.F32: "<f4"}.get(kind, "<f2"))  # a block of Q8_0 begins with its factor
+    nan, start, data = np.array(np.nan, bits).tobytes(), int(tensor.data_offset), path.read_bytes()
+    path.write_bytes(data[:start] + nan + data[start + len(nan) :])
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN"):
+        GgufCheckpoint(path).tensor("model.layers.1.mlp.up_proj.weight")
+
+
 @pytest.mark.parametrize(("kind", "word"), [(Kind.F16, "fp16"), (Kind.BF16, "bf16")])
 def test_half_precision_stays_what_it_is(write_model: Write, kind: Kind, word: str) -> None:
     path = write_model("llama", kinds={"token_embd.weight": kind, "blk.0.attn_q.weight": kind})

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "a layer missing": (
         {**CONFIG, "num_hidden_layers": 2},
         changed(),
-        r"lacks 9 tensor.*'layers\.1\.input_layernorm\.weight'",
+        r"num_hidden_layers is 2, but the weights are those of 1 layer",
     ),
     "an input norm on the first layer": (
         CONFIG,
@@ -161,6 +161,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         CONFIG,
         changed(model__fc__weight=torch.ones(1)),
         r"one tensor under two names, 'fc\.weight' and 'model\.fc\.weight'",
+    ),
+    "an embedding that is none": (
+        CONFIG,
+        changed(embed_tokens__weight=torch.tensor(1.0)),
+        r"embed_tokens\.weight has shape \[\]; a matrix was expected",
     ),
     "windows on some layers": (
         {

@@ -164,7 +164,39 @@ REFUSED = {
     ),
     "a flag that is no truth value": (
         changed("SafeAILab", {"norm_output": "yes"}),
-        "norm_output is 'yes'; expected true or false",
+        "norm_output is 'yes'; input should be a valid boolean",
+    ),
+    "architectures that are no list": (
+        changed("SpecForge", {"architectures": 5}),
+        "config.json of the head: architectures is 5; input should be a valid list",
+    ),
+    "settings that are no object": (
+        changed("ModelOpt", {"eagle_config": [1]}),
+        r"eagle_config is \[1\]; input should be",
+    ),
+    "many layers": (
+        changed("SafeAILab", {"num_hidden_layers": 10_000}),
+        "num_hidden_layers is 10000, but the weights are those of 1 layer",
+    ),
+    "more layers than any model has": (
+        changed("SafeAILab", {"num_hidden_layers": 1_000_000_000}),
+        "num_hidden_layers is 1000000000; input should be less than or equal to 10000",
+    ),
+    "an output matrix that is none": (
+        changed("SafeAILab", {}, lm_head__weight=torch.tensor(1.0)),
+        r"lm_head\.weight has shape \[\]; a matrix was expected",
+    ),
+    "an embedding that is none": (
+        changed("SafeAILab, narrower than the target", {}, embed_tokens__weight=torch.ones(300)),
+        r"embed_tokens\.weight has shape \[300\]; a matrix was expected",
+    ),
+    "an fc that is none": (
+        changed("SafeAILab", {}, fc__weight=torch.tensor(1.0)),
+        r"fc\.weight has shape \[\]; a matrix was expected",
+    ),
+    "a tensor named almost like d2t": (
+        changed("SafeAILab", {}, extra_d2t=torch.ones(3)),
+        "holds 1 tensor.*'extra_d2t'",
     ),
     "multi-head latent attention": (
         changed("ModelOpt", {}, layers__0__self_attn__kv_a_proj_with_mqa__weight=torch.ones(2)),

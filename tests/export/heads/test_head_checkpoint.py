@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,72 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(plain: bool, tmp_path: P
         (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(payload, protocol=2))
     else:
         torch.save(payload, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is damaged, or a pickle that"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is damaged, or a p") as error:
         open_head(tmp_path)
+    assert "(posix.mkdir), which is never done here. Give a file of tensors" in str(error.value)
+    assert "weights_only" not in str(error.value)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickled_module_is_refused_without_torchs_advice(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"\(torch\.nn\.modules\.linear\.Linear\)") as error:
+        open_head(tmp_path)
+    assert "weights_only" not in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello" * 100, b"<!DOCTYPE html>", bytes(100)])
+def test_what_is_no_pytorch_file_is_called_that(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is no whole PyTorch file of tensors\. Download"):
+        open_head(tmp_path)
+
+
+def test_parameters_and_views_of_other_tensors_are_read_as_their_numbers(tmp_path: Path) -> None:
+    numbers = Random().matrix(4, 4)
+    saved = {
+        "parameter": torch.nn.Parameter(numbers),
+        "transposed": numbers.T.clone().T,
+        "negated": torch._neg_view(-numbers),
+        "row": numbers[:1],
+    }
+    torch.save(saved, tmp_path / "pytorch_model.bin")
+    head = open_head(tmp_path)
+    for name in saved:
+        expected = numbers[:1] if name == "row" else numbers
+        np.testing.assert_array_equal(head.tensor(name), expected.numpy())
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    ("tensor", "what"),
+    [
+        (lambda: torch.eye(4).to_sparse(), "a sparse tensor"),
+        (lambda: torch.eye(4).to_sparse_csr(), "a sparse tensor"),
+        (lambda: torch.ones(2, 2, device="meta"), "a tensor without numbers"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8),
+            "a quantized tensor",
+        ),
+        (lambda: torch.zeros(1, 1).expand(1 << 20, 1 << 20), "a view that repeats its numbers"),
+    ],
+)
+def test_a_tensor_of_another_kind_is_refused_by_name(
+    tensor: Callable[[], torch.Tensor], what: str, tmp_path: Path
+) -> None:
+    torch.save({"fc.weight": tensor()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=rf"fc\.weight is {what}"):
+        open_head(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_that_are_none_are_refused_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
+    matrix = Random().matrix(400, 300).to(dtype)  # of more than one block
+    matrix[399, 299] = torch.nan
+    head = open_head(write_head(tmp_path / "head", {}, {"fc.weight": matrix}))
+    with pytest.raises(CheckpointError, match=r"head: fc\.weight holds NaN or infinite numbers"):
+        head.tensor("fc.weight")
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])

@@ -130,6 +130,26 @@ REFUSED: dict[str, tuple[Tensors, str]] = {
         changed(classic(weights()), **{"2__1__linear__weight": None}),
         r"lacks 1 tensor.*'heads\.2\.blocks\.1\.weight'",
     ),
+    "a head number far above the others": (
+        changed(classic(weights()), **{"20000000__0__linear__weight": torch.ones(HIDDEN, HIDDEN)}),
+        "heads up to number 20000000 .* no block 0 of head 3",
+    ),
+    "a block number far above the others": (
+        changed(classic(weights()), **{"0__20000000__linear__weight": torch.ones(HIDDEN, HIDDEN)}),
+        "blocks up to number 20000000, but no block 2 of head 0",
+    ),
+    "a number of a thousand digits": (
+        changed(classic(weights()), **{f"{'9' * 5000}__0__linear__weight": torch.ones(1)}),
+        "holds 1 tensor.*'9999",
+    ),
+    "one tensor twice": (
+        changed(classic(weights()), **{"blocks__0__layers__0__weight": torch.ones(1)}),
+        r"one tensor under two names, '0\.0\.linear\.weight' and 'blocks\.0\.layers\.0\.weight'",
+    ),
+    "an output matrix that is none": (
+        changed(classic(weights()), **{"0__2__weight": torch.tensor(1.0)}),
+        r"0\.2\.weight has shape \[\]; a matrix was expected",
+    ),
     "a bias missing": (
         changed(classic(weights()), **{"0__0__linear__bias": None}),
         r"lacks 1 tensor.*'heads\.0\.blocks\.0\.bias'",
