@@ -1,6 +1,8 @@
 """The real SmolLM2-135M-Instruct: greedy identity, logits, acceptance, a real cache."""
 
 import inspect
+import json
+import re
 import shutil
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,6 +19,7 @@ from specexport.export.manifest import DraftMethod, read_manifest
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.structure import Choice, Grammar, JsonSchema, Regex, Structure
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.logits import compare_logits
 from specexport.validation.reference import Reference
@@ -207,3 +210,82 @@ def test_logprobs_through_speculation_equal_pytorchs(bundle: Path, reference: Re
     expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     rows = expected[np.arange(len(text) - 1), text[1:]]
     np.testing.assert_allclose(found, rows, atol=1e-3)  # the tolerance of the logits above
+
+
+TEXT = {"type": "string", "maxLength": 40}
+
+
+def person_schema(*, one_line: bool) -> JsonSchema:
+    properties = {
+        "name": TEXT,
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {
+            "type": "array",
+            "items": {"enum": ["young", "old", "été", "日本"]},
+            "maxItems": 2,
+        },
+    }
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return JsonSchema(schema, one_line=one_line)
+
+
+STRUCTURES: list[tuple[str, Structure]] = [
+    ("Describe Zoë, 36, from London, as JSON.", person_schema(one_line=False)),
+    ("Describe the painter Müller as JSON.", person_schema(one_line=True)),
+    ("Describe 東京の田中さん as JSON.", person_schema(one_line=True)),
+    ("Is the sky blue? Answer yes or no.", Choice(("yes", "no", "maybe"))),
+    ("When did the war end?", Regex(r"(In|Around) [0-9]{4}( or [0-9]{4})?\.")),
+    ("Name three fruits.", Grammar('start: "- " W ("\\n- " W){2}\nW: /[A-Z][a-zäöü]{2,9}/')),
+    ("List two cities as JSON.", JsonSchema({"type": "array", "items": TEXT, "maxItems": 3})),
+    ("Count to five as JSON.", JsonSchema({"items": {"type": "integer"}, "type": "array"})),
+]
+
+
+def parses(structure: Structure, text: str) -> bool:
+    if isinstance(structure, JsonSchema):
+        value = json.loads(text)
+        return list(value) == ["name", "age", "tags"] if isinstance(value, dict) else True
+    if isinstance(structure, Choice):
+        return text in structure.choices
+    pattern = structure.pattern if isinstance(structure, Regex) else "- .*\n- .*\n- .*"
+    return re.fullmatch(pattern, text) is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_eight_structured_requests_at_once_parse_and_equal_plain_decoding(
+    temperature: float, bundle: Path
+) -> None:
+    """Drafts that are certain do not change a seeded output; sampled ones only greedy output."""
+
+    def results(**options: Any) -> list[tuple[str, tuple[int, ...], str]]:
+        with Engine(bundle, EngineOptions(verify_files=False, max_slots=9, **options)) as engine:
+            free = engine.submit(real_prompts()[0], SamplingParams(max_tokens=20))
+            streams = [
+                engine.submit_chat(
+                    [{"role": "user", "content": prompt}],
+                    SamplingParams(
+                        max_tokens=160, structure=structure, temperature=temperature, seed=seed
+                    ),
+                )
+                for seed, (prompt, structure) in enumerate(STRUCTURES)
+            ]
+            found = [stream.result() for stream in [free, *streams]]
+            assert options["method"] == "none" or engine.stats().acceptance.num_drafts > 0
+        return [(one.text, one.token_ids, one.finish_reason) for one in found]
+
+    plain = results(method="none")
+    for (_, structure), (text, _, reason) in zip(STRUCTURES, plain[1:], strict=True):
+        assert reason == "stop"
+        assert parses(structure, text)
+    for method in ("ngram", "suffix", "draft"):
+        found = results(method=method)
+        if temperature == 0 or method != "draft":
+            assert found == plain
+        for (_, structure), (text, _, reason) in zip(STRUCTURES, found[1:], strict=True):
+            assert reason == "stop"
+            assert parses(structure, text)
