@@ -93,9 +93,11 @@ def test_a_copy_of_the_targets_embedding_is_stored_once(
         () if altered else ("The head's embedding is the target's: stored once.",)
     )
     features = Random(9).matrix(3, HIDDEN)
-    logits, _ = StepSession(plan, target, tmp_path).run([[4, 9, VOCAB_SIZE - 1]], [features])
-    expected, _ = reference(w, CONFIG, target, [4, 9, VOCAB_SIZE - 1], features)
-    np.testing.assert_allclose(logits[0], expected[-1], atol=ATOL)
+    ids = [4, 9, VOCAB_SIZE - 1]
+    _, runner = open_step(plan, target, tmp_path.name, 1)
+    ((logits, _),) = runner.run_ragged([ids], [features.numpy()])
+    expected, _ = reference(w, CONFIG, target, ids, features)
+    np.testing.assert_allclose(logits[-1], expected[-1], atol=ATOL)
 
 
 def changed(**changes: torch.Tensor | None) -> Tensors:
