@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
@@ -19,7 +20,7 @@ from specexport.export.config import DecoderConfig
 from specexport.export.decoder import build_decoder
 from specexport.export.families import read_config
 from specexport.export.graph_io import DecoderGraph
-from specexport.export.heads.plan import HeadGraphs, HeadPlan
+from specexport.export.heads.plan import HeadPlan
 from specexport.export.huggingface import HuggingFaceCheckpoint
 from specexport.export.weights import write_weights
 from tests.head_runner import HeadRunner
@@ -199,17 +200,26 @@ def mlp(w: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
     return linear(w, f"{name}.down_proj", gate * linear(w, f"{name}.up_proj", x))
 
 
-def open_step(
-    plan: HeadPlan, target: Target, name: str, num_sequences: int
-) -> tuple[HeadGraphs, HeadRunner]:
-    """Build a head's graphs and load the one that steps."""
-    graphs = plan.build(target.graph.builder, "fp32", CAPACITY)
-    assert graphs.step is not None
-    # In the target's folder, where the weights lie that it borrows.
-    write_weights(graphs.step, plan.tensors, target.folder / f"{name}.weights")
-    path = target.folder / f"{name}.onnx"
-    save_graph(graphs.step, path)
-    return graphs, HeadRunner(path, num_sequences)
+class StepSession:
+    """The graphs of a head, the step graph loaded for some rows side by side."""
+
+    def __init__(self, plan: HeadPlan, target: Target, folder: Path, rows: int = 1) -> None:
+        """Files get the name of `folder`."""
+        self.graphs = plan.build(target.graph.builder, "fp32", CAPACITY)
+        assert self.graphs.step is not None
+        # In the target's folder, where the weights lie that it borrows.
+        path = target.folder / f"{folder.name}.onnx"
+        write_weights(self.graphs.step, plan.tensors, path.with_suffix(".weights"))
+        save_graph(self.graphs.step, path)
+        self._runner = HeadRunner(path, rows)
+
+    def run(
+        self, token_ids: Sequence[Sequence[int]], features: Sequence[torch.Tensor]
+    ) -> tuple[Array, Array]:
+        """Append ragged rows; logits and recycled states after the last token of each: [B, …]."""
+        found = self._runner.run_ragged(token_ids, [states.numpy() for states in features])
+        logits, recycled = (np.stack([row[i][-1] for row in found]) for i in range(2))
+        return logits, recycled
 
 
 def open_graph(graph: DecoderGraph, plan: HeadPlan, folder: Path, name: str) -> Any:

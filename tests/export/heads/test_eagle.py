@@ -14,10 +14,10 @@ from tests.heads_tiny import (
     CAPACITY,
     HIDDEN,
     Random,
+    StepSession,
     Target,
     Tensors,
     make_target,
-    open_step,
     write_head,
 )
 from tests.tiny import VOCAB_SIZE
@@ -50,18 +50,17 @@ def test_each_draft_step_equals_the_equation_on_the_whole_sequence(
     assert (plan.layout, plan.taps, plan.token_map) == ("EAGLE-1/2", ("norm",), None)
     assert plan.tensors.renamed == {name: name for name in w}
 
-    _, runner = open_step(plan, lender, tmp_path.name, 2)
+    session = StepSession(plan, lender, tmp_path, rows=2)
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in (5, 3)]
     features = [Random(9 + row).matrix(len(ids[row]), HIDDEN) * 5 for row in range(2)]
     new_ids, new_features = [list(row) for row in ids], list(features)
     for _ in range(5):  # the target's features once, then four recycled ones
-        found = runner.run_ragged(new_ids, [states.numpy() for states in new_features])
+        logits, recycled = session.run(new_ids, new_features)
         for row in range(2):
             expected_logits, states = reference(w, config, lender, ids[row], features[row])
-            logits, recycled = found[row]
-            np.testing.assert_allclose(logits[-1], expected_logits[-1], atol=ATOL)
-            np.testing.assert_allclose(recycled[-1], states[-1], atol=ATOL)
+            np.testing.assert_allclose(logits[row], expected_logits[-1], atol=ATOL)
+            np.testing.assert_allclose(recycled[row], states[-1], atol=ATOL)
             new_ids[row] = [int(expected_logits[-1].argmax())]
             new_features[row] = states[-1:]
             ids[row] = ids[row] + new_ids[row]

@@ -14,10 +14,10 @@ from tests.heads_tiny import (
     CAPACITY,
     HIDDEN,
     Random,
+    StepSession,
     Target,
     make_target,
     open_graph,
-    open_step,
     write_head,
 )
 from tests.tiny import VOCAB_SIZE
@@ -49,9 +49,9 @@ def test_each_draft_step_equals_the_equation_on_the_whole_sequence(
     else:
         assert plan.token_map is None
 
-    graphs, runner = open_step(plan, target, tmp_path.name, 2)
-    assert graphs.fuse is not None
-    fusing = open_graph(graphs.fuse, plan, target.folder, f"{tmp_path.name}.fuse")
+    session = StepSession(plan, target, tmp_path, rows=2)
+    assert session.graphs.fuse is not None
+    fusing = open_graph(session.graphs.fuse, plan, target.folder, f"{tmp_path.name}.fuse")
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in (5, 3)]
     taps = [Random(9 + row).matrix(len(ids[row]), 3 * HIDDEN) * 5 for row in range(2)]
@@ -61,12 +61,11 @@ def test_each_draft_step_equals_the_equation_on_the_whole_sequence(
         np.testing.assert_allclose(fused, features[row], atol=ATOL)
     new_ids, new_features = [list(row) for row in ids], list(features)
     for _ in range(5):  # the target's features once, then four recycled ones
-        found = runner.run_ragged(new_ids, [states.numpy() for states in new_features])
+        logits, recycled = session.run(new_ids, new_features)
         for row in range(2):
             expected_logits, states = reference(case, target, ids[row], features[row])
-            logits, recycled = found[row]
-            np.testing.assert_allclose(logits[-1], expected_logits[-1], atol=ATOL)
-            np.testing.assert_allclose(recycled[-1], states[-1], atol=ATOL)
+            np.testing.assert_allclose(logits[row], expected_logits[-1], atol=ATOL)
+            np.testing.assert_allclose(recycled[row], states[-1], atol=ATOL)
             new_ids[row] = [int(to_target[expected_logits[-1].argmax()])]
             new_features[row] = states[-1:]
             ids[row] = ids[row] + new_ids[row]
