@@ -53,9 +53,8 @@ class Constrained:
 def cut(draft: Draft, constraint: Constraint) -> Draft:
     """The nodes whose whole path is allowed."""
     paths = [draft.path(node) for node in range(len(draft))]
-    return draft.kept(
-        [n for n, path in enumerate(paths) if constraint.num_allowed(path) == len(path)]
-    )
+    is_kept = [constraint.num_allowed(path) == len(path) for path in paths]
+    return draft.kept([node for node, kept in enumerate(is_kept) if kept])
 
 
 def draftable(constraint: Constraint, path: Sequence[int]) -> Mask | None:
