@@ -7,7 +7,6 @@ from specexport.runtime.constraint import Constraint, Mask
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
 from specexport.runtime.request import Request
-from specexport.runtime.tree import ROOT
 
 
 class Constrained:
@@ -53,12 +52,9 @@ class Constrained:
 
 def cut(draft: Draft, constraint: Constraint) -> Draft:
     """The nodes whose whole path is allowed."""
-    kept = {ROOT}
-    for node, parent in enumerate(draft.parents):
-        path = draft.path(node)
-        if parent in kept and constraint.num_allowed(path) == len(path):
-            kept.add(node)
-    return draft.kept(sorted(kept - {ROOT}))
+    paths = [draft.path(node) for node in range(len(draft))]
+    is_kept = [constraint.num_allowed(path) == len(path) for path in paths]
+    return draft.kept([node for node, kept in enumerate(is_kept) if kept])
 
 
 def draftable(constraint: Constraint, path: Sequence[int]) -> Mask | None:

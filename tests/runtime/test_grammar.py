@@ -340,6 +340,7 @@ def test_byte_fallback_spells_any_text(text: str, tmp_path: Path) -> None:
         (JsonSchema({"type": "nope"}), "The JSON schema is refused: Invalid type: nope."),
         (JsonSchema({"not": {}}), r'Unimplemented keys: \["not"\].'),
         (JsonSchema({"type": "array", "uniqueItems": True}), r"Unimplemented keys: \[\"uniqueI"),
+        (JsonSchema({"oneOf": [{"minimum": 1}, {"maximum": 5}]}), "oneOf constraints are not sup"),
         (JsonSchema({"enum": []}), "Unsatisfiable schema: anyOf is empty."),
         (JsonSchema({"$ref": "#/nope"}), "Pointer '/nope' does not exist."),
         (JsonSchema({"$ref": "#"}), "no text is described by it."),
@@ -385,6 +386,17 @@ def test_a_schema_may_be_a_dictionary_or_its_text(letters: Grammars) -> None:
         for given in (schema, json.dumps(schema))
     )
     assert np.array_equal(first, second)
+
+
+def test_one_of_is_any_of_where_the_schema_says_so(letters: Grammars) -> None:
+    schema = {
+        "oneOf": [{"const": 12}, {"const": "b"}],
+        "x-guidance": {"coerce_one_of": True},
+    }
+    for one_line in (False, True):
+        constraint = letters.constraint(JsonSchema(schema, one_line=one_line))
+        assert constraint.num_allowed(byte_ids("12")) == 2
+        assert constraint.num_allowed(byte_ids('"b"')) == 3
 
 
 def test_any_json_object_is_a_structure(letters: Grammars) -> None:

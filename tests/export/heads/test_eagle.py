@@ -93,8 +93,7 @@ def test_a_copy_of_the_targets_embedding_is_stored_once(
     )
     features = Random(9).matrix(3, HIDDEN)
     ids = [4, 9, VOCAB_SIZE - 1]
-    _, runner = open_step(plan, target, tmp_path.name, 1)
-    ((logits, _),) = runner.run_ragged([ids], [features.numpy()])
+    logits, _ = StepSession(plan, target, tmp_path).run([ids], [features])
     expected, _ = reference(w, CONFIG, target, ids, features)
     np.testing.assert_allclose(logits[-1], expected[-1], atol=ATOL)
 
