@@ -49,6 +49,8 @@ class Profile:
     """Most query tokens of one row in one step."""
     num_threads: int = 0
     """0: one for each usable CPU."""
+    dequantize: bool = False
+    """Multiply integer weights out on loading and compute in fp32: slow, large and exact."""
 
 
 class StepRunner(Protocol):

@@ -93,7 +93,7 @@ def _graph(role: str, spec: GraphSpec) -> Table:
                 )
     window = f", sliding window {spec.sliding_window}" if spec.sliding_window else ""
     table.caption = (
-        f"{spec.num_parameters / 1e6:.1f}M parameters as {spec.weight_type}, vocabulary "
+        f"{spec.num_parameters / 1e6:.1f}M parameters as {spec.stored_as}, vocabulary "
         f"{spec.vocab_size}, up to {spec.max_length} tokens{window}"
     )
     table.caption_justify = "left"
