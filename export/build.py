@@ -1,7 +1,7 @@
 """Checkpoint → bundle: graphs, weights, tokenizer and manifest, written whole or not at all."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -60,9 +60,22 @@ class BuildOptions:
     overwrite: bool = False
     argv: tuple[str, ...] = ()
 
+    @property
+    def sizes(self) -> Sizes:
+        """Of the target."""
+        types = WantedTypes(self.weight_type, self.lm_head_type, self.embedding_type)
+        return Sizes(types, self.max_length)
+
+    @property
+    def draft_sizes(self) -> Sizes:
+        """Of the draft model or head."""
+        body = self.draft_weight_type or self.weight_type
+        return Sizes(replace(self.sizes.types, body=body), self.max_length)
+
     def __post_init__(self) -> None:
         if (self.draft is not None) != isinstance(self.method, DraftMethod):
             raise ConfigError("Method draft needs a draft model, and only it takes one (--draft).")
+        _ = self.sizes  # refuses types that do not exist
         has_graph = isinstance(self.method, DraftMethod | HeadMethod | MedusaMethod)
         if self.draft_weight_type and not has_graph:
             raise ConfigError(
@@ -87,10 +100,7 @@ def build(
     Raises `SpecExportError`; whatever happens, `output` is either whole or as it was.
     """
     output = Path(os.path.realpath(output))  # replace what a link points to, not the link
-    kind, vocabulary = options.method.kind, (options.lm_head_type, options.embedding_type)
-    sizes = Sizes(WantedTypes(options.weight_type, *vocabulary), options.max_length)
-    draft_type = options.draft_weight_type or options.weight_type
-    draft_sizes = Sizes(WantedTypes(draft_type, *vocabulary), options.max_length)
+    kind, sizes, draft_sizes = options.method.kind, options.sizes, options.draft_sizes
     sources = [s for s in (source, options.draft, options.head) if s is not None]
     check_output(output, sources, overwrite=options.overwrite)
     model = ModelSource.open(source, "target")

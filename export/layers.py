@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from specexport.export.blocks import BLOCK_SIZE, LARGEST_CODE
+from specexport.export.blocks import BLOCK_SIZE, INT_TYPES
 from specexport.export.manifest import FloatType, WeightType
 
 OPSET = 24
@@ -168,7 +168,7 @@ class GraphBuilder:
 
 def initializer_names(name: str, weight: Weight) -> list[str]:
     """Names of the one value, or of codes and scales."""
-    return [name, f"{name}.scales"] if weight.weight_type in LARGEST_CODE else [name]
+    return [name, f"{name}.scales"] if weight.weight_type in INT_TYPES else [name]
 
 
 def initializers(name: str, weight: Weight) -> list[ir.Value]:

@@ -70,6 +70,16 @@ class GraphSpec(_Frozen):
         return ", ".join([self.weight_type, *named])
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether some matrices are stored as integers."""
+        return not self.computes_in_fp32 or self.embedding_type == "int8"
+
+    @property
+    def computes_in_fp32(self) -> bool:
+        """False where matrices are integers, whose products round the activations too."""
+        return not {self.weight_type, self.lm_head_type} & {"int8", "int4"}
+
+    @property
     def cache_kinds(self) -> tuple[str, ...]:
         """Names of a layer's cache tensors: key and value, or key alone."""
         prefix = "past_key_values.0."

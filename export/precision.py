@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specexport.errors import ConfigError
-from specexport.export.blocks import LARGEST_CODE
+from specexport.export.blocks import INT_TYPES
 from specexport.export.manifest import FloatType, WeightType
 
 
@@ -52,4 +52,4 @@ class Precision:
 
 def is_int(weight_type: WeightType) -> bool:
     """Whether it is stored as codes and scales."""
-    return weight_type in LARGEST_CODE
+    return weight_type in INT_TYPES

@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Checkpoint, is_gguf, open_checkpoint
 from specexport.export.decoder import EMBEDDING
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FloatType
 from specexport.export.moe import is_router
 
 
 class Reference:
     """A checkpoint as transformers runs it, its matrices rounded as a bundle stores them."""
 
-    def __init__(self, source: str, weight_type: WeightType = "fp32") -> None:
+    def __init__(self, source: str, weight_type: FloatType = "fp32") -> None:
         """Load the checkpoint that a bundle was built from."""
         self._checkpoint = open_checkpoint(source)
-        self._model = _load(source, self._checkpoint)
-        _round(self._model, weight_type)
+        self.model = _load(source, self._checkpoint)
+        _round(self.model, weight_type)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:  # [T] -> [T, V]
         """Teacher-forced logits after each token."""
         with torch.inference_mode():
-            output = self._model(torch.tensor([list(token_ids)]), use_cache=False)
+            output = self.model(torch.tensor([list(token_ids)]), use_cache=False)
         return np.asarray(output.logits[0].float().numpy())
 
     def greedy(
@@ -46,7 +46,7 @@ class Reference:
         )
         inputs = torch.tensor([list(token_ids)])
         with torch.inference_mode():
-            output = self._model.generate(
+            output = self.model.generate(
                 inputs, attention_mask=torch.ones_like(inputs), generation_config=config
             )
         return [int(i) for i in output[0, len(token_ids) :]]
@@ -75,7 +75,7 @@ def _load(source: str, checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - transfo
     return model.eval()
 
 
-def _round(model: Any, weight_type: WeightType) -> None:  # noqa: ANN401
+def _round(model: Any, weight_type: FloatType) -> None:  # noqa: ANN401
     """Round what a bundle rounds, so that what is left to compare is the export."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[weight_type]
     with torch.no_grad():

@@ -20,7 +20,7 @@ def test_mimo_is_loaded_as_the_qwen2_that_it_is(tmp_path: Path) -> None:
 
 def test_routers_are_not_rounded_and_matrices_are(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "ernie4_5_moe")
-    parameters = dict(Reference(str(checkpoint), "bf16")._model.named_parameters())
+    parameters = dict(Reference(str(checkpoint), "bf16").model.named_parameters())
     stored = dict(make_model("ernie4_5_moe").named_parameters())
     for name, parameter in parameters.items():
         rounded = parameter.equal(parameter.to(torch.bfloat16).float())
