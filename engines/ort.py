@@ -35,7 +35,7 @@ class OrtRunner:
             )
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
-        self._session = _open_session(graph, profile.num_threads)
+        self._session = _open_session(graph, profile.num_threads, dequantize=profile.dequantize)
         # Drafts end past the text, and rows that are shorter than the longest in padding.
         length = profile.max_length + profile.max_nodes + profile.max_query
         self._cache = _allocate_cache(spec, profile, length)
@@ -148,11 +148,13 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _open_session(graph: Path, num_threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+def _open_session(graph: Path, num_threads: int, *, dequantize: bool = False) -> Any:  # noqa: ANN401 - onnxruntime has no types
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads or usable_cpus()
     # Shapes change at every step: a remembered memory plan per shape would only pile up.
     options.enable_mem_pattern = False
+    if dequantize:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     try:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -51,6 +51,8 @@ class Profile:
     """0: one for each usable CPU."""
     max_nodes: int = 0
     """Most drafted tokens that are written past the text of a row."""
+    dequantize: bool = False
+    """Multiply integer weights out on loading and compute in fp32: slow, large and exact."""
 
 
 class StepRunner(Protocol):

@@ -1,13 +1,12 @@
 """Checkpoint → bundle: graphs, weights, tokenizer and manifest, written whole or not at all."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from specexport.errors import CheckpointError, ConfigError
 from specexport.export.checkpoint import Checkpoint
-from specexport.export.heads.plan import HeadPlan
 from specexport.export.heads.plans import plan_head
 from specexport.export.manifest import (
     Acceptance,
@@ -27,6 +26,7 @@ from specexport.export.manifest import (
 )
 from specexport.export.output import check_output, check_space, whole_or_nothing
 from specexport.export.parts import HeadPart, ModelPart, ModelSource, Progress, Sizes
+from specexport.export.precision import WantedTypes
 from specexport.export.vocabulary import check_tokenizer, require_same_vocabulary
 from specexport.export.weights import MTP_NOTE
 
@@ -49,10 +49,28 @@ class BuildOptions:
     acceptance: Acceptance = field(default_factory=LosslessAcceptance)
     weight_type: WeightType | None = None
     """None keeps the checkpoint's own."""
+    lm_head_type: WeightType | None = None
+    """Of the output matrix; None: int8 where the others are int8 or int4, else as they are."""
+    embedding_type: WeightType | None = None
+    """None: the checkpoint's own where the others are int8 or int4, else as they are."""
+    draft_weight_type: WeightType | None = None
+    """Of the draft model or head; None: `weight_type`."""
     max_length: int | None = None
     """Prompt plus output tokens; None: the model's context, at most 8192."""
     overwrite: bool = False
     argv: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the target."""
+        types = WantedTypes(self.weight_type, self.lm_head_type, self.embedding_type)
+        return Sizes(types, self.max_length)
+
+    @property
+    def draft_sizes(self) -> Sizes:
+        """Of the draft model or head."""
+        body = self.draft_weight_type or self.weight_type
+        return Sizes(replace(self.sizes.types, body=body), self.max_length)
 
     def __post_init__(self) -> None:
         if (self.draft is not None) != isinstance(self.method, DraftMethod):
@@ -62,7 +80,14 @@ class BuildOptions:
             raise ConfigError(
                 "A tree has a depth of its own. Leave out -k (num_speculative_tokens), or the tree."
             )
-        if self.lookup and not isinstance(self.method, DraftMethod | HeadMethod | MedusaMethod):
+        _ = self.sizes  # refuses types that do not exist
+        has_graph = isinstance(self.method, DraftMethod | HeadMethod | MedusaMethod)
+        if self.draft_weight_type and not has_graph:
+            raise ConfigError(
+                f"--draft-weights has no meaning for method {self.method.kind}, which needs no "
+                "weights. Leave it out."
+            )
+        if self.lookup and not has_graph:
             raise ConfigError(
                 f"A lookup goes before a draft model or a head; method {self.method.kind} is none. "
                 "Leave one of them out."
@@ -80,14 +105,14 @@ def build(
     Raises `SpecExportError`; whatever happens, `output` is either whole or as it was.
     """
     output = Path(os.path.realpath(output))  # replace what a link points to, not the link
-    kind, sizes = options.method.kind, Sizes(options.weight_type, options.max_length)
+    kind, sizes, draft_sizes = options.method.kind, options.sizes, options.draft_sizes
     sources = [s for s in (source, options.draft, options.head) if s is not None]
     check_output(output, sources, overwrite=options.overwrite)
     model = ModelSource.open(source, "target")
     plan = plan_head(kind, options.head, model.checkpoint, model.config)
     target = model.plan(sizes, plan.taps if plan else ())
-    head = HeadPart.of(plan, target, sizes) if plan else None
-    draft = ModelSource.open(options.draft, "draft").plan(sizes) if options.draft else None
+    head = HeadPart.of(plan, target, draft_sizes) if plan else None
+    draft = ModelSource.open(options.draft, "draft").plan(draft_sizes) if options.draft else None
     parts = [part for part in (target, head, draft) if part is not None]
     eos_token_ids = _eos_token_ids(model.checkpoint, model.config.vocab_size)
     check_space(output, sum(part.size_bytes for part in parts))
@@ -115,7 +140,7 @@ def build(
                 checkpoint=_absolute(source),
                 draft_checkpoint=_absolute(options.draft) if options.draft else None,
                 head_checkpoint=_absolute(options.head) if options.head else None,
-                notes=_notes(target, draft, plan, kind),
+                notes=_notes(target, draft, head, kind),
                 argv=options.argv,
                 versions=_versions(),
             ),
@@ -147,13 +172,15 @@ def _fitted(method: Method, head: HeadPart | None) -> Method:
 
 
 def _notes(
-    target: ModelPart, draft: ModelPart | None, plan: HeadPlan | None, method: str
+    target: ModelPart, draft: ModelPart | None, head: HeadPart | None, method: str
 ) -> tuple[str, ...]:
     """What was decided on reading; an MTP layer that is used needs no hint that there is one."""
-    notes = [note for part in (target, draft) if part for note in part.source.checkpoint.notes]
+    models = [part for part in (target, draft) if part]
+    notes = [note for part in models for note in part.source.checkpoint.notes]
     if method == "mtp":
         notes = [note for note in notes if note != MTP_NOTE]
-    return (*notes, *(plan.notes if plan else ()))
+    notes += [f"{part.source.role}: {note}" for part in models for note in part.stored.notes]
+    return (*notes, *(head.plan.notes + head.notes if head else ()))
 
 
 def _eos_token_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:

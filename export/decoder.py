@@ -44,7 +44,7 @@ from specexport.export.layers import (
     rms_norm,
     wanted_rows,
 )
-from specexport.export.manifest import FINAL_NORM, Tap, WeightType
+from specexport.export.manifest import FINAL_NORM, FloatType, Tap
 from specexport.export.mla import latent_attention
 from specexport.export.moe import mixture_of_experts
 
@@ -62,7 +62,7 @@ class Layer:
 
 
 def build_decoder(
-    config: DecoderConfig, weight_type: WeightType, max_length: int, taps: Sequence[Tap] = ()
+    config: DecoderConfig, weight_type: FloatType, max_length: int, taps: Sequence[Tap] = ()
 ) -> DecoderGraph:
     """Build the graph of `config` with rotary tables for `max_length` positions.
 

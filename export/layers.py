@@ -1,7 +1,8 @@
 """The layer library: each function adds the nodes of one equation to a graph.
 
 Everything is `ai.onnx` opset 24. Activations are fp32; weights are stored in the builder's weight
-type and cast where they are used (engines fold the cast when they load the graph).
+type and cast where they are used (engines fold the cast when they load the graph). What is stored
+in another type, integers above all, is changed afterwards (`export/quantize.py`).
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,16 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from specexport.export.manifest import WeightType
+from specexport.export.blocks import BLOCK_SIZE, INT_TYPES
+from specexport.export.manifest import FloatType, WeightType
 
 OPSET = 24
-DATA_TYPES = {
+DATA_TYPES: dict[WeightType, ir.DataType] = {
     "fp32": ir.DataType.FLOAT,
     "fp16": ir.DataType.FLOAT16,
     "bf16": ir.DataType.BFLOAT16,
+    "int8": ir.DataType.INT8,
+    "int4": ir.DataType.INT4,
 }
 
 
@@ -42,12 +46,14 @@ class Weight:
     transpose: bool = False
     """Exchange the last two axes."""
     head_rows: HeadRows | None = None
+    is_exact: bool = False
+    """Rounding would harm it: never stored in another type."""
 
 
 class GraphBuilder:
     """A tape of nodes plus the recipe of every weight that they use."""
 
-    def __init__(self, weight_type: WeightType, lender: "GraphBuilder | None" = None) -> None:
+    def __init__(self, weight_type: FloatType, lender: "GraphBuilder | None" = None) -> None:
         """Large weights will be stored as `weight_type`, vectors as fp32.
 
         `lender` is the builder of a graph in the same folder whose weights `shared` reads.
@@ -114,7 +120,7 @@ class GraphBuilder:
 
     def exact(self, source: str, *shape: int, transpose: bool = False) -> ir.Value:
         """A small weight that rounding would harm, fp32 whatever the weight type."""
-        weight = Weight(source, shape, "fp32", transpose)
+        weight = Weight(source, shape, "fp32", transpose, is_exact=True)
         return self._add(source, weight, shape[::-1] if transpose else shape)
 
     def table(self, name: str, values: np.ndarray[Any, Any]) -> ir.Value:
@@ -158,6 +164,22 @@ class GraphBuilder:
             self.weights[name] = weight
             self._initializers[name] = _initializer(name, shape, DATA_TYPES[weight.weight_type])
         return self._initializers[name]
+
+
+def initializer_names(name: str, weight: Weight) -> list[str]:
+    """Names of the one value, or of codes and scales."""
+    return [name, f"{name}.scales"] if weight.weight_type in INT_TYPES else [name]
+
+
+def initializers(name: str, weight: Weight) -> list[ir.Value]:
+    """What a whole matrix is stored as: one value, or codes and scales."""
+    *rows, size_in = weight.shape
+    shapes = [weight.shape, (*rows, size_in // BLOCK_SIZE)]
+    dtypes = [DATA_TYPES[weight.weight_type], ir.DataType.FLOAT]
+    return [
+        _initializer(each, shape[::-1] if weight.transpose else shape, dtype)
+        for each, shape, dtype in zip(initializer_names(name, weight), shapes, dtypes, strict=False)
+    ]
 
 
 def _initializer(name: str, shape: tuple[int, ...], dtype: ir.DataType) -> ir.Value:

@@ -15,7 +15,9 @@ SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
-WeightType = Literal["fp32", "fp16", "bf16"]
+FloatType = Literal["fp32", "fp16", "bf16"]
+WeightType = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+"""How matrices are stored; integers in blocks of 32 with a scale each (`export/blocks.py`)."""
 
 FINAL_NORM: Literal["norm"] = "norm"
 Tap = int | Literal["norm"]
@@ -52,10 +54,30 @@ class GraphSpec(_Frozen):
     max_length: Size = Field(description="positions that the rotary tables hold")
     sliding_window: Size | None = None
     weight_type: WeightType
+    lm_head_type: WeightType | None = None
+    """Of the output matrix; None: weight_type."""
+    embedding_type: WeightType | None = None
     is_rounded: bool = Field(description="weights were stored in fewer bits than the checkpoint's")
     num_parameters: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    @property
+    def stored_as(self) -> str:
+        """The types of all matrices, for people: "int8, embedding bf16"."""
+        others = {"lm_head": self.lm_head_type, "embedding": self.embedding_type}
+        named = [f"{k} {v}" for k, v in others.items() if v not in (None, self.weight_type)]
+        return ", ".join([self.weight_type, *named])
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some matrices are stored as integers."""
+        return not self.computes_in_fp32 or self.embedding_type == "int8"
+
+    @property
+    def computes_in_fp32(self) -> bool:
+        """False where matrices are integers, whose products round the activations too."""
+        return not {self.weight_type, self.lm_head_type} & {"int8", "int4"}
 
     @property
     def cache_kinds(self) -> tuple[str, ...]:

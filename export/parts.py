@@ -1,7 +1,7 @@
 """The parts of a bundle that hold graphs: planned and checked first, written afterwards."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,17 @@ from specexport.export.heads.plan import HeadGraphs, HeadPlan
 from specexport.export.layer_check import require_layers
 from specexport.export.manifest import (
     FileEntry,
+    FloatType,
     FunctionSpec,
     GraphSpec,
     HeadSpec,
     Tap,
     TensorSpec,
-    WeightType,
     hash_file,
 )
 from specexport.export.moe import is_router
+from specexport.export.precision import Precision, WantedTypes
+from specexport.export.quantize import Stored, quantize
 from specexport.export.weights import check_tensors, weights_size, write_weights
 
 DEFAULT_MAX_LENGTH = 8192
@@ -42,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 class Sizes:
     """What the user asked for; None: as the checkpoint has it."""
 
-    weight_type: WeightType | None = None
+    types: WantedTypes = field(default_factory=WantedTypes)
     max_length: int | None = None
 
 
@@ -70,11 +72,11 @@ class ModelSource:
                 "(max_position_embeddings). Lower it."
             )
         max_length = min(max_length, context)
-        weight_type = sizes.weight_type or own_weight_type(self.checkpoint)
         require_layers(self.checkpoint, self.config)
-        graph = build_decoder(self.config, weight_type, max_length, taps)
+        precision = Precision.of(sizes.types, own_weight_type(self.checkpoint))
+        graph = build_decoder(self.config, precision.rest, max_length, taps)
         check_tensors(graph, self.checkpoint, self.config)
-        return ModelPart(self, graph, weight_type, max_length)
+        return ModelPart(self, graph, quantize(graph, precision), max_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class ModelPart:
 
     source: ModelSource
     graph: DecoderGraph
-    weight_type: WeightType
+    stored: Stored
     max_length: int
 
     @property
@@ -100,12 +102,12 @@ class ModelPart:
 
     def spec(self) -> GraphSpec:
         """What the manifest says of the graph."""
-        is_rounded = self.weight_type not in ("fp32", own_weight_type(self.source.checkpoint))
+        precision = self.stored.precision
         return _graph_spec(
             f"{self.source.role}/model.onnx",
             self.source.config,
             self.graph,
-            (self.weight_type, is_rounded),
+            (precision, precision.is_rounded(own_weight_type(self.source.checkpoint))),
             self.max_length,
         )
 
@@ -116,20 +118,23 @@ class HeadPart:
 
     plan: HeadPlan
     graphs: HeadGraphs
-    weight_type: WeightType
+    stored: dict[str, Stored]
+    """By graph: head, fuse, medusa."""
     max_length: int
 
     @classmethod
     def of(cls, plan: HeadPlan, target: ModelPart, sizes: Sizes) -> "HeadPart":
         """Build the graphs; raises `CheckpointError` for a missing or unread tensor."""
-        weight_type = sizes.weight_type or own_weight_type(plan.tensors)
-        graphs = plan.build(target.graph.builder, weight_type, target.max_length)
-        return cls(plan, graphs, weight_type, target.max_length)
+        precision = Precision.of(sizes.types, own_weight_type(plan.tensors))
+        graphs = plan.build(target.graph.builder, precision.rest, target.max_length)
+        lender = (target.graph, target.stored)
+        stored = {name: quantize(g, precision, lender) for name, g in _named(graphs).items()}
+        return cls(plan, graphs, stored, target.max_length)
 
     @property
     def size_bytes(self) -> int:
         """What its own weights will take."""
-        return sum(weights_size(graph) for graph in self._graphs().values())
+        return sum(weights_size(graph) for graph in _named(self.graphs).values())
 
     @property
     def num_medusa_heads(self) -> int:
@@ -144,7 +149,7 @@ class HeadPart:
     def write(self, bundle: Path, progress: Progress) -> dict[str, FileEntry]:
         """Write graphs and weights beside the target's, which are there; the weights' hashes."""
         files: dict[str, FileEntry] = {}
-        for name, graph in self._graphs().items():
+        for name, graph in _named(self.graphs).items():
             what = f"Writing {name} weights"
             path = f"{TARGET_FOLDER}/{name}"
             files |= _write(graph, self.plan.tensors, bundle, path, what, progress)
@@ -156,7 +161,6 @@ class HeadPart:
     def spec(self) -> HeadSpec:
         """What the manifest says of the head."""
         step, config = self.graphs.step, self.graphs.step_config
-        is_rounded = self.weight_type not in ("fp32", own_weight_type(self.plan.tensors))
         return HeadSpec(
             layout=self.plan.layout,
             taps=self.plan.taps,
@@ -165,7 +169,7 @@ class HeadPart:
                 f"{TARGET_FOLDER}/head.onnx",
                 config,
                 step,
-                (self.weight_type, is_rounded),
+                self._precision("head"),
                 self.max_length,
             )
             if step and config
@@ -175,27 +179,35 @@ class HeadPart:
             token_map=None if self.plan.token_map is None else TOKEN_MAP,
         )
 
-    def _graphs(self) -> dict[str, DecoderGraph]:
-        named = {
-            "head": self.graphs.step,
-            "fuse": self.graphs.fuse,
-            "medusa": self.graphs.medusa,
-        }
-        return {name: graph for name, graph in named.items() if graph is not None}
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to say of its graphs."""
+        return tuple(note for stored in self.stored.values() for note in stored.notes)
+
+    def _precision(self, name: str) -> tuple[Precision, bool]:
+        """Of one graph, and whether it is rounded."""
+        precision = self.stored[name].precision
+        return precision, precision.is_rounded(own_weight_type(self.plan.tensors))
 
     def _function(self, name: str, graph: DecoderGraph | None) -> FunctionSpec | None:
         if graph is None:
             return None
         return FunctionSpec(
             path=f"{TARGET_FOLDER}/{name}.onnx",
-            weight_type=self.weight_type,
+            weight_type=self._precision(name)[0].body,
             num_parameters=_num_parameters(graph),
             inputs=tuple(_tensor_spec(value) for value in graph.model.graph.inputs),
             outputs=tuple(_tensor_spec(value) for value in graph.model.graph.outputs),
         )
 
 
-def own_weight_type(tensors: TensorSource) -> WeightType:
+def _named(graphs: HeadGraphs) -> dict[str, DecoderGraph]:
+    """Those that there are, by the names of their files."""
+    named = {"head": graphs.step, "fuse": graphs.fuse, "medusa": graphs.medusa}
+    return {name: graph for name, graph in named.items() if graph is not None}
+
+
+def own_weight_type(tensors: TensorSource) -> FloatType:
     """The storage type of all matrices of the checkpoint, routers aside; fp32 if they differ."""
     matrices = [name for name in tensors.names() if len(tensors.shape(name)) > 1]
     types = {tensors.dtype(name) for name in matrices if not is_router(name)}
@@ -233,10 +245,10 @@ def _graph_spec(
     path: str,
     config: DecoderConfig,
     graph: DecoderGraph,
-    stored: tuple[WeightType, bool],
+    stored: tuple[Precision, bool],
     max_length: int,
 ) -> GraphSpec:
-    weight_type, is_rounded = stored
+    precision, is_rounded = stored
     return GraphSpec(
         path=path,
         family=config.family,
@@ -248,7 +260,9 @@ def _graph_spec(
         head_dim=config.head_dim,
         max_length=max_length,
         sliding_window=config.sliding_window,
-        weight_type=weight_type,
+        weight_type=precision.body,
+        lm_head_type=precision.lm_head,
+        embedding_type=precision.embedding,
         is_rounded=is_rounded,
         num_parameters=_num_parameters(graph),
         inputs=tuple(_tensor_spec(value) for value in graph.model.graph.inputs),

@@ -10,10 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from specexport.errors import CheckpointError
+from specexport.export.blocks import pack_int4, quantize
 from specexport.export.checkpoint import Checkpoint, TensorSource, as_dtype
 from specexport.export.config import DecoderConfig
 from specexport.export.graph_io import DecoderGraph
-from specexport.export.layers import DATA_TYPES, Weight
+from specexport.export.layers import DATA_TYPES, Weight, initializer_names
 from specexport.export.manifest import FileEntry
 from specexport.export.mtp_tensors import mtp_tensors
 
@@ -77,19 +78,17 @@ def write_weights(
     for name, lent in graph.builder.borrowed.items():
         graph.model.graph.initializers[name].const_value = lent.const_value
     digest = hashlib.sha256()
-    values = {value.name: value for value in _initializers(graph)}
     with path.open("wb") as file:
-        for name, array in _arrays(graph, checkpoint):
+        for value, array in _arrays(graph, checkpoint):
             offset = _pad(file, digest)
             _write(file, digest, array, advance)
-            value = values[name]
             value.const_value = ir.ExternalTensor(
                 path.name,
                 offset,
                 array.nbytes,
                 value.dtype or ir.DataType.FLOAT,
-                shape=ir.Shape(array.shape),
-                name=name,
+                shape=ir.Shape(value.shape or array.shape),
+                name=value.name or "",
                 base_dir=path.parent,
             )
         file.flush()
@@ -99,19 +98,33 @@ def write_weights(
 
 def _arrays(
     graph: DecoderGraph, checkpoint: TensorSource
-) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+) -> Iterator[tuple[ir.Value, np.ndarray[Any, Any]]]:
+    """Each initializer, in the order of the file, and its numbers."""
+    known = graph.model.graph.initializers
     for name, weight in graph.builder.weights.items():
-        yield name, _read(weight, checkpoint)
+        arrays = _read(weight, checkpoint)
+        yield from zip(_values(graph, name, weight), arrays, strict=True)
     for name, table in graph.builder.tables.items():
-        yield name, np.ascontiguousarray(table)
+        yield known[name], np.ascontiguousarray(table)
 
 
-def _read(weight: Weight, checkpoint: TensorSource) -> np.ndarray[Any, Any]:
-    tensor = as_dtype(checkpoint.tensor(weight.source), weight.weight_type, weight.source)
+def _read(weight: Weight, checkpoint: TensorSource) -> list[np.ndarray[Any, Any]]:
+    """The one array, or codes and scales."""
+    tensor = checkpoint.tensor(weight.source)
+    if (int_type := weight.weight_type) == "int8" or int_type == "int4":
+        codes, scales = quantize(tensor, int_type, weight.source)
+        del tensor
+        codes, scales = _oriented(codes, weight), _oriented(scales, weight)
+        return [pack_int4(codes) if int_type == "int4" else codes, scales]
+    tensor = as_dtype(tensor, weight.weight_type, weight.source)
     if (rows := weight.head_rows) is not None:
         blocks = tensor.reshape(rows.num_heads, -1, *tensor.shape[1:])
         tensor = blocks[:, rows.start : rows.stop]
-    return np.ascontiguousarray(np.swapaxes(tensor, -1, -2) if weight.transpose else tensor)
+    return [_oriented(tensor, weight)]
+
+
+def _oriented(array: np.ndarray[Any, Any], weight: Weight) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(np.swapaxes(array, -1, -2) if weight.transpose else array)
 
 
 def _write(
@@ -136,8 +149,15 @@ def _pad(file: BinaryIO, digest: "hashlib._Hash") -> int:
 
 
 def _initializers(graph: DecoderGraph) -> list[ir.Value]:
-    names = [*graph.builder.weights, *graph.builder.tables]
-    return [graph.model.graph.initializers[name] for name in names]
+    known = graph.model.graph.initializers
+    tables = [known[name] for name in graph.builder.tables]
+    weights = graph.builder.weights.items()
+    return [value for name, weight in weights for value in _values(graph, name, weight)] + tables
+
+
+def _values(graph: DecoderGraph, name: str, weight: Weight) -> list[ir.Value]:
+    known = graph.model.graph.initializers
+    return [known[n] for n in initializer_names(name, weight)]
 
 
 def _nbytes(value: ir.Value) -> int:

@@ -25,7 +25,7 @@ from specexport.export.heads.vocabulary_weights import (
     target_lm_head,
 )
 from specexport.export.layers import GraphBuilder, embedding, linear, lm_head, wanted_rows
-from specexport.export.manifest import FINAL_NORM, WeightType
+from specexport.export.manifest import FINAL_NORM, FloatType
 
 _LAYOUT = "EAGLE-1/2"
 
@@ -38,7 +38,7 @@ class _Eagle:
     target: DecoderConfig
     tensors: RenamedTensors
 
-    def build(self, lender: GraphBuilder, weight_type: WeightType, max_length: int) -> HeadGraphs:
+    def build(self, lender: GraphBuilder, weight_type: FloatType, max_length: int) -> HeadGraphs:
         """The one graph; raises `CheckpointError` where the file does not fit it."""
         step = self._step(GraphBuilder(weight_type, lender), max_length)
         graphs = HeadGraphs(step=step, step_config=self.config)

@@ -43,7 +43,7 @@ from specexport.export.layers import (
     rms_norm,
     wanted_rows,
 )
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FloatType
 
 _MAP = re.compile(r"(model\.)?(d2t|t2d)")
 
@@ -58,7 +58,7 @@ class _Eagle3:
     tensors: RenamedTensors
     num_taps: int
 
-    def build(self, lender: GraphBuilder, weight_type: WeightType, max_length: int) -> HeadGraphs:
+    def build(self, lender: GraphBuilder, weight_type: FloatType, max_length: int) -> HeadGraphs:
         """Both graphs; raises `CheckpointError` where the file does not fit them."""
         graphs = HeadGraphs(
             step=self._step(GraphBuilder(weight_type, lender), max_length),

@@ -27,7 +27,7 @@ from specexport.export.heads.plan import (
 from specexport.export.heads.token_map import TokenMap, check_token_map
 from specexport.export.heads.vocabulary_weights import target_lm_head
 from specexport.export.layers import GraphBuilder, linear, lm_head, silu
-from specexport.export.manifest import FINAL_NORM, WeightType
+from specexport.export.manifest import FINAL_NORM, FloatType
 
 _PREFIX = re.compile(r"^medusa_heads?\.")
 _HEAD, _BLOCK = r"(?P<head>0|[1-9][0-9]{0,8})", r"(?P<block>0|[1-9][0-9]{0,8})"
@@ -58,7 +58,7 @@ class _Medusa:
     outputs: tuple[str | None, ...]
     """By head: its output matrix; None: the target's."""
 
-    def build(self, lender: GraphBuilder, weight_type: WeightType, _: int) -> HeadGraphs:
+    def build(self, lender: GraphBuilder, weight_type: FloatType, _: int) -> HeadGraphs:
         """The one graph; raises `CheckpointError` where the file does not fit it."""
         graphs = HeadGraphs(medusa=self._graph(GraphBuilder(weight_type, lender)))
         check_head_tensors(self.layout, self.tensors, graphs)
@@ -67,23 +67,37 @@ class _Medusa:
     def _graph(self, g: GraphBuilder) -> DecoderGraph:
         """hidden_states [B, H] → logits [B, heads, V]."""
         hidden = graph_input("hidden_states", ir.DataType.FLOAT, "batch", self.target.hidden_size)
-        logits = [
-            g.op("Unsqueeze", self._logits(g, hidden, head), g.ints(1))
-            for head in range(len(self.outputs))
-        ]
-        joined = g.op("Concat", *logits, axis=1)
+        states = [self._state(g, hidden, head) for head in range(len(self.outputs))]
         shape = ("batch", len(self.outputs), self.vocab_size)
-        return close_graph(g, [hidden], [graph_output(joined, "logits", *shape)])
+        logits = graph_output(self._logits(g, states), "logits", *shape)
+        return close_graph(g, [hidden], [logits])
 
-    def _logits(self, g: GraphBuilder, x: ir.Value, head: int) -> ir.Value:  # [B, H] -> [B, V]
-        """`x + silu(W x + b)` in each block, then the output matrix."""
-        size, output = self.target.hidden_size, self.outputs[head]
+    def _state(self, g: GraphBuilder, x: ir.Value, head: int) -> ir.Value:  # [B, H] -> [B, 1, H]
+        """`x + silu(W x + b)` in each block."""
+        size = self.target.hidden_size
         for block in range(self.num_blocks):
             y = linear(g, x, _block(head, block), (size, size), bias=self.has_bias)
             x = g.op("Add", x, silu(g, y))
-        if output is None:
-            return lm_head(g, x, target_lm_head(g, self.target))
-        return lm_head(g, x, g.matrix(output, self.vocab_size, size))
+        return g.op("Unsqueeze", x, g.ints(1))
+
+    def _logits(self, g: GraphBuilder, states: list[ir.Value]) -> ir.Value:  # -> [B, heads, V]
+        """All states by one product where the heads share an output matrix."""
+        if len(set(self.outputs)) == 1:
+            matrix, width = self._output(g, self.outputs[0]), len(states)
+            rows = g.op(
+                "Reshape", g.op("Concat", *states, axis=1), g.ints(-1, self.target.hidden_size)
+            )
+            return g.op("Reshape", lm_head(g, rows, matrix), g.ints(-1, width, self.vocab_size))
+        logits = [
+            lm_head(g, g.op("Squeeze", state, g.ints(1)), self._output(g, output))
+            for state, output in zip(states, self.outputs, strict=True)
+        ]
+        return g.op("Concat", *(g.op("Unsqueeze", x, g.ints(1)) for x in logits), axis=1)
+
+    def _output(self, g: GraphBuilder, name: str | None) -> ir.Value:  # [V, H]
+        if name is None:
+            return target_lm_head(g, self.target)
+        return g.matrix(name, self.vocab_size, self.target.hidden_size)
 
 
 def plan_medusa(head: HeadCheckpoint, target: DecoderConfig) -> HeadPlan:

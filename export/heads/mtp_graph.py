@@ -23,7 +23,7 @@ from specexport.export.layers import (
     rms_norm,
     wanted_rows,
 )
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FloatType
 
 _TARGET_FINAL_NORM = "model.norm.weight"
 
@@ -38,7 +38,7 @@ class MtpHead:
     tensors: RenamedTensors
     config: DecoderConfig
 
-    def build(self, lender: GraphBuilder, weight_type: WeightType, max_length: int) -> HeadGraphs:
+    def build(self, lender: GraphBuilder, weight_type: FloatType, max_length: int) -> HeadGraphs:
         """The step graph; raises `CheckpointError` where the tensors do not fit it.
 
         `lender` is the target's builder.

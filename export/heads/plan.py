@@ -11,7 +11,7 @@ from specexport.export.checkpoint import Tensor, TensorSource
 from specexport.export.config import DecoderConfig
 from specexport.export.graph_io import DecoderGraph
 from specexport.export.layers import GraphBuilder
-from specexport.export.manifest import Tap, WeightType
+from specexport.export.manifest import FloatType, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class HeadPlan:
     """Hidden states of the target that it reads, in order."""
     tensors: "RenamedTensors"
     """The checkpoint's tensors under the names that the graphs use."""
-    build: Callable[[GraphBuilder, WeightType, int], HeadGraphs]
+    build: Callable[[GraphBuilder, FloatType, int], HeadGraphs]
     """From the target's builder (the lender of embedding and lm_head), the type in which weights
     are stored and the number of positions."""
     token_map: NDArray[np.int64] | None = None

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 from pydantic import BaseModel
@@ -15,6 +15,7 @@ from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import (
     DraftMethod,
     DynamicTreeSpec,
+    FloatType,
     HeadMethod,
     LosslessAcceptance,
     Manifest,
@@ -26,6 +27,7 @@ from specexport.export.manifest import (
     SuffixMethod,
     TopAcceptance,
     TypicalAcceptance,
+    WeightType,
 )
 
 _METHODS: dict[str, type[BaseModel]] = {
@@ -47,6 +49,7 @@ Examples:
   specexport build HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2
   specexport build ./Qwen2.5-Coder-1.5B-Instruct --draft ./Qwen2.5-Coder-0.5B-Instruct -o coder
   specexport build model.gguf --method ngram -k 8 -o bundle
+  specexport build model.gguf --weights int8 -o fast
   specexport build ./Llama-3.1-8B-Instruct --method eagle3 --head ./EAGLE3-LLaMA3.1-8B -o eagle
   specexport build ./MiMo-7B-RL --method mtp -o mimo
 """
@@ -103,8 +106,27 @@ Examples:
 @click.option(
     "--weights",
     "weight_type",
-    type=click.Choice(["fp32", "fp16", "bf16"]),
-    help="How weights are stored  [default: as in the checkpoint].",
+    type=click.Choice(get_args(WeightType)),
+    help="How matrices are stored  [default: as in the checkpoint]. int8 and int4 are lossy and "
+    "several times as fast on a CPU.",
+)
+@click.option(
+    "--lm-head-weights",
+    "lm_head_type",
+    type=click.Choice(get_args(WeightType)),
+    help="The same for the output matrix  [default: int8 with --weights int8 or int4].",
+)
+@click.option(
+    "--embedding-weights",
+    "embedding_type",
+    type=click.Choice([*get_args(FloatType), "int8"]),
+    help="The same for the embedding  [default: as in the checkpoint with --weights int8 or int4].",
+)
+@click.option(
+    "--draft-weights",
+    "draft_weight_type",
+    type=click.Choice(get_args(WeightType)),
+    help="The same for the draft model or head  [default: that of --weights].",
 )
 @click.option(
     "--max-length",
@@ -128,7 +150,10 @@ def command(
     min_match: int | None,
     factor: int | None,
     store_tokens: int | None,
-    weight_type: Literal["fp32", "fp16", "bf16"] | None,
+    weight_type: WeightType | None,
+    lm_head_type: WeightType | None,
+    embedding_type: WeightType | None,
+    draft_weight_type: WeightType | None,
     max_length: int | None,
     overwrite: bool,
     as_json: bool,
@@ -154,6 +179,9 @@ def command(
         lookup=_LOOKUPS[lookup]() if lookup else None,
         acceptance=acceptance,
         weight_type=weight_type,
+        lm_head_type=lm_head_type,
+        embedding_type=embedding_type,
+        draft_weight_type=draft_weight_type,
         max_length=max_length,
         overwrite=overwrite,
         argv=tuple(sys.argv[1:]),
@@ -205,6 +233,6 @@ def _summarise(output: Path, manifest: Manifest) -> None:
         )
     click.echo(
         f"{output}: {target.architecture}, {target.num_parameters / 1e6:.0f}M parameters, "
-        f"{target.weight_type}, {target.max_length} tokens, method {manifest.method.kind}, "
+        f"{target.stored_as}, {target.max_length} tokens, method {manifest.method.kind}, "
         f"{size / 1e6:.0f} MB"
     )

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import open_checkpoint
 from specexport.export.config import DecoderConfig
 from specexport.export.families import read_config
-from specexport.export.manifest import HeadSpec, Manifest, WeightType
+from specexport.export.manifest import FloatType, HeadSpec, Manifest
 from specexport.validation.head_logits import compare_medusa, compare_steps
 from specexport.validation.reference import Reference
 from specexport.validation.report import HeadReport
@@ -36,6 +37,8 @@ class HeadCheck:
         spec = self.manifest.head
         if spec is None:
             return None, None
+        if self.manifest.target.is_quantized or _weight_type(spec) not in get_args(FloatType):
+            return None, "its bundle holds integer matrices"
         if self.manifest.method.kind == "mtp":
             try:
                 mtp = TorchMtp(self.target, _weight_type(spec))
@@ -52,14 +55,15 @@ class HeadCheck:
         return compare_steps(self.bundle, spec, head, texts, self.tolerance), None
 
     def _eagle(
-        self, reference: Reference, source: str, target: DecoderConfig, weight_type: WeightType
+        self, reference: Reference, source: str, target: DecoderConfig, weight_type: FloatType
     ) -> StepHead:
         if self.manifest.method.kind == "eagle":
             return TorchEagle(reference, source, target, weight_type)
         return TorchEagle3(reference, source, target, weight_type)
 
 
-def _weight_type(spec: HeadSpec) -> WeightType:
+def _weight_type(spec: HeadSpec) -> FloatType:
+    """Of a head whose matrices are no integers."""
     graph = spec.step or spec.medusa
     assert graph is not None
-    return graph.weight_type
+    return cast(FloatType, graph.weight_type)

@@ -130,10 +130,11 @@ def _timed(runner: Any, function: Any, feed_dict: dict[str, Any]) -> dict[str, A
 
 
 def _kl(expected: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:  # [T, V]² -> [T]
-    log_p, log_q = _log_softmax(expected), _log_softmax(found)
+    log_p, log_q = log_softmax(expected), log_softmax(found)
     return np.asarray((np.exp(log_p) * (log_p - log_q)).sum(axis=1))
 
 
-def _log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:  # [T, V]
+    """Logarithms of the probabilities, in fp64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Checkpoint, is_gguf, open_checkpoint
 from specexport.export.decoder import EMBEDDING
-from specexport.export.manifest import FINAL_NORM, Tap, WeightType
+from specexport.export.manifest import FINAL_NORM, FloatType, Tap
 from specexport.export.moe import is_router
 
 
@@ -33,7 +33,7 @@ class Reference:
     """A checkpoint as transformers runs it, its matrices rounded as a bundle stores them."""
 
     def __init__(
-        self, source: str, weight_type: WeightType = "fp32", extra: ExtraLayer | None = None
+        self, source: str, weight_type: FloatType = "fp32", extra: ExtraLayer | None = None
     ) -> None:
         """Load the checkpoint that a bundle was built from."""
         self._checkpoint = open_checkpoint(source)
@@ -154,13 +154,13 @@ def _add_layer(config: Any) -> None:  # noqa: ANN401 - transformers' classes
             setattr(config, key, [*value, value[-1]])
 
 
-def rounded(tensor: torch.Tensor, weight_type: WeightType) -> torch.Tensor:
+def rounded(tensor: torch.Tensor, weight_type: FloatType) -> torch.Tensor:
     """A matrix as a bundle of that type holds it, a vector as it is; fp32."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[weight_type]
     return tensor.to(dtype).float() if tensor.ndim > 1 else tensor
 
 
-def _round(model: Any, weight_type: WeightType) -> None:  # noqa: ANN401
+def _round(model: Any, weight_type: FloatType) -> None:  # noqa: ANN401
     """Round what a bundle rounds, so that what is left to compare is the export."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -36,6 +36,19 @@ class HeadReport(LogitsReport):
     """The target's ids of a reduced vocabulary are the checkpoint's."""
 
 
+class LossReport(_Frozen):
+    """The bundle as it runs against PyTorch with the checkpoint's own, unrounded matrices."""
+
+    num_positions: int
+    checkpoint_perplexity: float
+    """PyTorch's, over the shipped prompts."""
+    perplexity: float
+    """The bundle's."""
+    mean_kl: float
+    """KL divergence of the bundle from PyTorch, nats, mean over all positions."""
+    top1_agreement: float
+
+
 class GreedyDifference(_Frozen):
     """Where two greedy outputs part."""
 
@@ -86,6 +99,10 @@ class ValidationReport(_Frozen):
     head: HeadReport | None
     head_not_compared: str | None
     """Why there is no report of the bundle's head."""
+    kernels: LogitsReport | None = None
+    """Integer matrices: the target as it runs, its activations rounded to int8."""
+    loss: LossReport | None = None
+    """Integer matrices: what they cost."""
     greedy: GreedyReport
     method: str
     num_speculative_tokens: int
@@ -133,6 +150,7 @@ def report_table(report: ValidationReport) -> Table:
         f"χ² {test.chi2:.1f} over {test.num_cells} cells, p = {test.p_value:.3f}",
         f"p ≥ {test.false_alarm_rate:g} (false alarms)",
     )
+    _add_loss(table, report)
     for difference in greedy.differences:
         table.add_row(
             "",
@@ -166,6 +184,27 @@ def _verdict(report: ValidationReport) -> Iterator[str]:
         yield "the token map is not the checkpoint's"
     if report.acceptance != "lossless":
         yield f"validated lossless: the bundle's own rule, {report.acceptance}, is LOSSY"
+
+
+def _add_loss(table: Table, report: ValidationReport) -> None:
+    """What integer matrices change; there is nothing to say of others."""
+    if (kernels := report.kernels) is not None:
+        _add(
+            table,
+            kernels.passed,
+            f"integer kernels, {kernels.num_positions} positions",
+            f"max |Δ| {kernels.max_abs_diff:.2f}, mean {kernels.mean_abs_diff:.1e}, "
+            f"KL ≤ {kernels.max_kl:.1e}, top-1 {kernels.top1_agreement:.2%}",
+            f"max |Δ| ≤ {kernels.tolerance:g} (activations are int8)",
+        )
+    if (loss := report.loss) is not None:
+        table.add_row(
+            "",
+            f"LOSSY: against unrounded weights, {loss.num_positions} positions",
+            f"perplexity {loss.checkpoint_perplexity:.2f} → {loss.perplexity:.2f}, "
+            f"mean KL {loss.mean_kl:.1e}, top-1 {loss.top1_agreement:.2%}",
+            "for you to judge",
+        )
 
 
 def _add(table: Table, passed: bool, *cells: Any) -> None:  # noqa: ANN401

@@ -24,12 +24,16 @@ from specexport.validation.distribution import compare_distribution
 from specexport.validation.greedy import compare_greedy, generate_greedy
 from specexport.validation.head_check import HeadCheck
 from specexport.validation.logits import compare_logits
+from specexport.validation.loss import measure_loss
 from specexport.validation.reference import Reference
-from specexport.validation.report import LogitsReport, ValidationReport
+from specexport.validation.report import LogitsReport, LossReport, ValidationReport
+from specexport.validation.rounding import rounded_reference
 from specexport.validation.source import find_source
 
 REPORT_NAME = "validation.json"
 _TOLERANCE = 1e-3
+# ONNX Runtime multiplies integer weights with activations rounded to int8 in blocks of 32.
+_INT_TOLERANCE = 1.0
 _SLOTS = 8
 # It repeats itself, so that an n-gram drafter has something to propose from the first token on.
 _REPEATING = "one two three, one two three, one two"
@@ -60,8 +64,9 @@ def validate(
     manifest = read_manifest(bundle)
     source = find_source(options.checkpoint, manifest.provenance.checkpoint, "--checkpoint")
     progress("Loading the checkpoint in PyTorch")
-    reference = Reference(source, manifest.target.weight_type)
+    reference = rounded_reference(source, manifest.target)
     tolerance = options.tolerance or _TOLERANCE
+    kernel_tolerance = tolerance if manifest.target.computes_in_fp32 else _INT_TOLERANCE
 
     progress("Generating without speculation")
     with Engine(bundle, EngineOptions(max_slots=_SLOTS, method="none")) as engine:
@@ -89,7 +94,7 @@ def validate(
         "plain": plain,
         "speculative": speculative,
     }
-    greedy = compare_greedy(reference, prompts, outputs, acceptance, tolerance)
+    greedy = compare_greedy(reference, prompts, outputs, acceptance, kernel_tolerance)
 
     progress("Comparing logits")
     texts = [[*prompt, *output] for prompt, output in zip(prompts, plain, strict=True)]
@@ -97,9 +102,15 @@ def validate(
     progress("Comparing the drafter's logits")
     checked = HeadCheck(bundle, manifest, source, options.head_checkpoint, tolerance)
     head, head_not_compared = checked.run(reference, texts)
+    kernels = None
+    if not manifest.target.computes_in_fp32:
+        kernels = _compare(
+            bundle, manifest.target, reference, texts, kernel_tolerance, as_it_runs=True
+        )
     del reference
+    loss = _measure_loss(bundle, manifest.target, source, prompts)
     draft = _validate_draft(bundle, manifest, options, texts)
-    tests = (target, draft, head, greedy, distribution)
+    tests = (target, draft, head, kernels, greedy, distribution)
     report = ValidationReport(
         passed=all(test.passed for test in tests if test is not None),
         num_prompts=len(prompts),
@@ -111,12 +122,14 @@ def validate(
         draft=draft,
         head=head,
         head_not_compared=head_not_compared,
+        kernels=kernels,
+        loss=loss,
         greedy=greedy,
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
         acceptance=manifest.acceptance.kind,
         checkpoint=source,
-        rounded_to=manifest.target.weight_type if manifest.target.is_rounded else None,
+        rounded_to=manifest.target.stored_as if manifest.target.is_rounded else None,
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs",
         versions={name: version(name) for name in ("onnxruntime", "torch", "transformers")},
     )
@@ -136,7 +149,7 @@ def _validate_draft(
         [i for i in text if i < manifest.draft.vocab_size][: manifest.draft.max_length]
         for text in texts
     ]
-    reference = Reference(source, manifest.draft.weight_type)
+    reference = rounded_reference(source, manifest.draft)
     return _compare(bundle, manifest.draft, reference, known, options.tolerance or _TOLERANCE)
 
 
@@ -146,10 +159,23 @@ def _compare(
     reference: Reference,
     texts: Sequence[Sequence[int]],
     tolerance: float,
+    *,
+    as_it_runs: bool = False,
 ) -> LogitsReport:
-    profile = Profile(max_slots=1, max_length=spec.max_length)
+    """Integer matrices are multiplied out, so that fp32 is compared with fp32; or `as_it_runs`."""
+    profile = Profile(max_slots=1, max_length=spec.max_length, dequantize=not as_it_runs)
     with OrtRunner(bundle / spec.path, spec, profile) as runner:
         return compare_logits(reference, runner, texts, tolerance)
+
+
+def _measure_loss(
+    bundle: Path, spec: GraphSpec, source: str, prompts: Sequence[Sequence[int]]
+) -> LossReport | None:
+    if not spec.is_quantized:
+        return None
+    profile = Profile(max_slots=1, max_length=spec.max_length)
+    with OrtRunner(bundle / spec.path, spec, profile) as runner:
+        return measure_loss(Reference(source), runner, prompts)
 
 
 def _prompts(engine: Engine, options: ValidationOptions) -> list[list[int]]:

@@ -17,7 +17,7 @@ from specexport.export.heads.eagle3_layouts import Eagle3Layout, read_layout
 from specexport.export.heads.head_checkpoint import HeadCheckpoint, open_head
 from specexport.export.heads.plan import HeadPlan, RenamedTensors
 from specexport.export.heads.plans import HEAD_METHODS
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FloatType
 from specexport.validation.reference import Reference, rounded
 
 Weights = dict[str, torch.Tensor]
@@ -55,14 +55,14 @@ class _Opened:
 
     @classmethod
     def read(
-        cls, method: str, source: str, target: DecoderConfig, weight_type: WeightType
+        cls, method: str, source: str, target: DecoderConfig, weight_type: FloatType
     ) -> "_Opened":
         checkpoint = open_head(source)
         plan = HEAD_METHODS[method](checkpoint, target)
         return cls(checkpoint, plan, read_weights(plan.tensors, weight_type))
 
 
-def read_weights(tensors: RenamedTensors, weight_type: WeightType) -> Weights:
+def read_weights(tensors: RenamedTensors, weight_type: FloatType) -> Weights:
     """All tensors, fp32, matrices rounded as a bundle stores them."""
     arrays = {name: tensors.tensor(name).astype(np.float32) for name in tensors.names()}
     return {name: rounded(torch.from_numpy(a), weight_type) for name, a in arrays.items()}
@@ -72,7 +72,7 @@ class TorchMedusa:
     """Medusa heads."""
 
     def __init__(
-        self, reference: Reference, source: str, target: DecoderConfig, weight_type: WeightType
+        self, reference: Reference, source: str, target: DecoderConfig, weight_type: FloatType
     ) -> None:
         """Read the head at `source`."""
         opened = _Opened.read("medusa", source, target, weight_type)
@@ -104,7 +104,7 @@ class TorchEagle:
     """An EAGLE-1/2 head: `fc(cat(e, h))`, layers, the target's output matrix."""
 
     def __init__(
-        self, reference: Reference, source: str, target: DecoderConfig, weight_type: WeightType
+        self, reference: Reference, source: str, target: DecoderConfig, weight_type: FloatType
     ) -> None:
         """Read the head at `source`."""
         opened = _Opened.read("eagle", source, target, weight_type)
@@ -134,7 +134,7 @@ class TorchEagle3:
     """An EAGLE-3 head."""
 
     def __init__(
-        self, reference: Reference, source: str, target: DecoderConfig, weight_type: WeightType
+        self, reference: Reference, source: str, target: DecoderConfig, weight_type: FloatType
     ) -> None:
         """Read the head at `source`."""
         opened = _Opened.read("eagle3", source, target, weight_type)

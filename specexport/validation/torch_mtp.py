@@ -10,7 +10,7 @@ from specexport.export.checkpoint import open_checkpoint
 from specexport.export.families import read_config
 from specexport.export.heads.mtp import find_mtp_layer
 from specexport.export.heads.plan import RenamedTensors
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FloatType
 from specexport.validation.reference import ExtraLayer, Reference
 from specexport.validation.torch_heads import Rows, causal_mask, read_weights
 
@@ -18,7 +18,7 @@ from specexport.validation.torch_heads import Rows, causal_mask, read_weights
 class TorchMtp:
     """The MTP layer of a target's checkpoint, loaded as one more layer of the target."""
 
-    def __init__(self, source: str, weight_type: WeightType) -> None:
+    def __init__(self, source: str, weight_type: FloatType) -> None:
         """Raises `CheckpointError` where transformers cannot load the layer."""
         checkpoint = open_checkpoint(source)
         self._target = read_config(checkpoint.config)

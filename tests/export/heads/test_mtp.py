@@ -21,7 +21,7 @@ from specexport.export.decoder import build_decoder
 from specexport.export.families import read_config
 from specexport.export.heads.mtp import plan_mtp
 from specexport.export.heads.plan import HeadPlan
-from specexport.export.manifest import WeightType
+from specexport.export.manifest import FloatType
 from specexport.export.weights import write_weights
 from tests.head_runner import HeadRunner
 from tests.tiny import VOCAB_SIZE, edit_config, write_checkpoint
@@ -60,7 +60,7 @@ class Exported:
         return HeadRunner(self.folder / "head.onnx")
 
 
-def export(folder: Path, reference: MtpReference, weight_type: WeightType = "fp32") -> Exported:
+def export(folder: Path, reference: MtpReference, weight_type: FloatType = "fp32") -> Exported:
     checkpoint = open_checkpoint(folder / "checkpoint")
     config = read_config(checkpoint.config)
     head_plan = plan_mtp(checkpoint, config)
