@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specexport.errors import BundleError
+from specexport.export.manifest_check import check_graph, check_head, check_manifest
 
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -26,10 +27,11 @@ embedding), or after the final norm."""
 
 
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
+DraftLength = Annotated[int, Field(ge=1, le=256)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TensorSpec(_Frozen):
@@ -38,6 +40,12 @@ class TensorSpec(_Frozen):
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+
+    @property
+    def width(self) -> int:
+        """The last dimension; 0 where it is dynamic."""
+        size = self.shape[-1] if self.shape else 0
+        return size if isinstance(size, int) else 0
 
 
 class GraphSpec(_Frozen):
@@ -86,6 +94,21 @@ class GraphSpec(_Frozen):
         names = (tensor.name for tensor in self.inputs)
         return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the step of a head, which takes hidden states."""
+        return any(tensor.name == "hidden_states" for tensor in self.inputs)
+
+    @property
+    def tap_width(self) -> int:
+        """Numbers of the hidden states that it gives to a head; 0 where there are none."""
+        return next((t.width for t in self.outputs if t.name == "hidden_states"), 0)
+
+    @model_validator(mode="after")
+    def _check_tensors(self) -> Self:
+        check_graph(self)
+        return self
+
 
 class FunctionSpec(_Frozen):
     """One exported graph without a cache: arrays in, arrays out."""
@@ -95,6 +118,16 @@ class FunctionSpec(_Frozen):
     num_parameters: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    @property
+    def input_width(self) -> int:
+        """Numbers of a row that it reads; 0 where that is not known."""
+        return self.inputs[0].width if self.inputs else 0
+
+    @property
+    def output_width(self) -> int:
+        """Numbers of a row that it gives; 0 where that is not known."""
+        return self.outputs[0].width if self.outputs else 0
 
 
 class HeadSpec(_Frozen):
@@ -115,25 +148,56 @@ class HeadSpec(_Frozen):
     token_map: str | None = None
     """A file of int64 (NumPy's .npy): the target's id of each draft id."""
 
+    @property
+    def num_heads(self) -> int:
+        """Of Medusa; 0 for a head of another kind."""
+        shape = self.medusa.outputs[0].shape if self.medusa and self.medusa.outputs else ()
+        return shape[1] if len(shape) > 1 and isinstance(shape[1], int) else 0
+
+    @property
+    def vocab_size(self) -> int:
+        """V_draft."""
+        if self.step is not None:
+            return self.step.vocab_size
+        return self.medusa.output_width if self.medusa else 0
+
+    @property
+    def input_width(self) -> int:
+        """Numbers of the target's hidden states, all taps together, that it reads."""
+        function = self.fuse or self.medusa
+        if function is not None:
+            return function.input_width
+        return self.step.hidden_size if self.step else 0
+
+    @model_validator(mode="after")
+    def _check_graphs(self) -> Self:
+        check_head(self)
+        return self
+
 
 class NgramMethod(_Frozen):
     """Draft the continuation of the latest earlier occurrence of the last n tokens."""
 
     kind: Literal["ngram"] = "ngram"
-    num_speculative_tokens: int = Field(default=6, ge=1)
-    max_ngram: int = Field(default=4, ge=1)
-    min_ngram: int = Field(default=2, ge=1)
+    num_speculative_tokens: DraftLength = 6
+    max_ngram: int = Field(default=4, ge=1, le=32)
+    min_ngram: int = Field(default=2, ge=1, le=32)
 
 
 class SuffixMethod(_Frozen):
     """Draft the continuation of the longest suffix that occurred earlier, the longer the more."""
 
     kind: Literal["suffix"] = "suffix"
-    num_speculative_tokens: int = Field(default=8, ge=1)
-    min_match: int = Field(default=1, ge=1, description="shortest match that counts")
-    factor: int = Field(default=2, ge=1, description="draft tokens for each token of the match")
+    num_speculative_tokens: DraftLength = 8
+    min_match: int = Field(default=1, ge=1, le=1024, description="shortest match that counts")
+    factor: int = Field(
+        default=2, ge=1, le=256, description="draft tokens for each token of the match"
+    )
     store_tokens: int = Field(
-        default=0, ge=0, description="tokens kept of earlier requests' outputs, matched too"
+        default=0,
+        ge=0,
+        le=100_000_000,
+        description="tokens kept of earlier requests' outputs, matched too",
     )
 
 
@@ -161,7 +225,7 @@ class DraftMethod(_Frozen):
     """Draft with a smaller model that shares the target's tokenizer."""
 
     kind: Literal["draft"] = "draft"
-    num_speculative_tokens: int = Field(default=4, ge=1)
+    num_speculative_tokens: DraftLength = 4
     tree: TreeSpec | None = None
     """None: a chain."""
 
@@ -170,7 +234,7 @@ class HeadMethod(_Frozen):
     """Draft with a head that reads the target's hidden states: EAGLE-1/2, EAGLE-3 or MTP."""
 
     kind: Literal["eagle", "eagle3", "mtp"]
-    num_speculative_tokens: int = Field(default=4, ge=1)
+    num_speculative_tokens: DraftLength = 4
     tree: TreeSpec | None = None
     """None: a chain."""
 
@@ -179,7 +243,7 @@ class MedusaMethod(_Frozen):
     """Draft with Medusa's heads, one for each of the next positions."""
 
     kind: Literal["medusa"] = "medusa"
-    num_speculative_tokens: int = Field(default=4, ge=1)
+    num_speculative_tokens: DraftLength = 4
     tree: StaticTreeSpec | None = None
     """None: a chain."""
 
@@ -216,7 +280,7 @@ class TopAcceptance(_Frozen):
     """LOSSY. Relaxed: keep one of the target's `n` likeliest, at most `delta` below the first."""
 
     kind: Literal["top"] = "top"
-    n: int = Field(default=3, ge=1)
+    n: int = Field(default=3, ge=1, le=1024)
     delta: float = Field(default=0.6, ge=0, le=1)
 
 
@@ -284,6 +348,11 @@ class Manifest(_Frozen):
             raise ValueError(f"method {self.method.kind} lacks its graph")
         return self
 
+    @model_validator(mode="after")
+    def _check_fit(self) -> Self:
+        check_manifest(self)
+        return self
+
     def _graph_files(self) -> Iterator[str]:
         head = self.head
         graphs = (head.step, head.fuse, head.medusa) if head else ()
@@ -331,9 +400,8 @@ def read_manifest(bundle: Path) -> Manifest:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         where = f" at {place!r}" if place else ""  # some errors are of the whole
-        raise BundleError(
-            f"{path} is damaged{where}: {first['msg']}. Build the bundle again."
-        ) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise BundleError(f"{path} is damaged{where}: {reason}. Build the bundle again.") from None
 
 
 def verify_files(bundle: Path, manifest: Manifest, names: Sequence[str] | None = None) -> None:

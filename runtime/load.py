@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specexport.engines.ort import OrtFunction, OrtRunner, usable_cpus
 from specexport.engines.step import Profile
-from specexport.errors import ConfigError
+from specexport.errors import BundleError, ConfigError
 from specexport.export.manifest import (
     DraftMethod,
     DynamicTreeSpec,
@@ -269,5 +270,35 @@ class _Loader:
         """None where the head predicts the target's ids themselves."""
         if head.token_map is None:
             return None
-        target_ids = np.asarray(np.load(self._bundle / head.token_map), dtype=np.int64)
+        path = self._bundle / head.token_map
+        target_ids = _load_ids(path)
+        sizes = head.vocab_size, self._manifest.target.vocab_size
+        if (
+            len(target_ids) != sizes[0]
+            or target_ids.min() < 0
+            or target_ids.max() >= sizes[1]
+            or len(np.unique(target_ids)) != len(target_ids)
+        ):
+            raise BundleError(
+                f"{path} must lead the head's {sizes[0]} ids to as many different ones of the "
+                f"target, 0 to {sizes[1] - 1}; it holds {len(target_ids)}, from {target_ids.min()} "
+                f"to {target_ids.max()}. Build the bundle again."
+            )
         return TokenMap(len(target_ids), target_ids)
+
+
+def _load_ids(path: Path) -> NDArray[np.int64]:
+    """[V_draft], not empty; raises `BundleError` for a file of anything else."""
+    try:
+        found = np.load(path, mmap_mode="r")  # the header alone: its shape may be anything
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise BundleError(
+            f"{path} is no NumPy file ({type(error).__name__}). Build the bundle again."
+        ) from None
+    is_array = isinstance(found, np.ndarray)
+    if not (is_array and found.ndim == 1 and found.size and found.dtype.kind in "iu"):
+        what = f"{found.dtype} of shape {list(found.shape)}" if is_array else "an archive"
+        raise BundleError(
+            f"{path} holds {what}; expected token ids of one dimension. Build the bundle again."
+        )
+    return np.array(found, dtype=np.int64)

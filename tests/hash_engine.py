@@ -5,7 +5,7 @@ slot or a mask error changes the next token.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from specexport.engines.step import Profile, StepInput, StepOutput
 from specexport.errors import EngineError
-from specexport.export.manifest import GraphSpec
+from specexport.export.manifest import GraphSpec, TensorSpec
 
 VOCAB_SIZE = 12
 
@@ -38,10 +38,27 @@ def graph_spec(**overrides: Any) -> GraphSpec:
         "weight_type": "fp32",
         "is_rounded": False,
         "num_parameters": 0,
-        "inputs": (),
-        "outputs": (),
     }
-    return GraphSpec(**{**values, **overrides})
+    values |= overrides
+    cache = ("batch", values["num_kv_heads"], "cache_length", values["head_dim"])
+    layers = [f"{i}.{kind}" for i in range(values["num_layers"]) for kind in ("key", "value")]
+    inputs = {
+        "input_ids": ("batch", "query"),
+        "position_ids": ("batch", "query"),
+        "write_indices": ("batch",),
+        "attention_mask": ("batch", 1, "query", "valid_length"),
+        "logits_indices": ("num_logits",),
+        **{f"past_key_values.{name}": cache for name in layers},
+    }
+    outputs = {
+        "logits": ("num_logits", values["vocab_size"]),
+        **{f"present.{name}": cache for name in layers},
+    }
+    return GraphSpec(**values, inputs=_tensors(inputs), outputs=_tensors(outputs))
+
+
+def _tensors(shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name=n, dtype="float32", shape=shape) for n, shape in shapes.items())
 
 
 class _Texts:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from specexport.commands.common import console
@@ -212,7 +212,13 @@ def _method(kind: str, values: dict[str, Any]) -> Method:
             raise ConfigError(f"--{key.replace('_', '-')} has no meaning for method {kind}.")
     if kind == "medusa" and isinstance(values.get("tree"), DynamicTreeSpec):
         raise ConfigError("Method medusa drafts static trees alone. Give --tree a list of paths.")
-    method: Method = _METHODS[kind].model_validate({**values, "kind": kind})  # type: ignore[assignment]
+    try:
+        method: Method = _METHODS[kind].model_validate({**values, "kind": kind})  # type: ignore[assignment]
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(f"--{option} is {first['input']!r}; {reason}.") from None
     if isinstance(method, NgramMethod) and method.min_ngram > method.max_ngram:
         raise ConfigError(
             f"--min-ngram is {method.min_ngram}, above --max-ngram {method.max_ngram}."
