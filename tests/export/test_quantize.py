@@ -193,7 +193,7 @@ def test_ragged_matrices_stay_as_they_are_with_a_note(tmp_path: Path) -> None:
 
 
 def test_a_ragged_output_matrix_is_said_to_be_what_it_is(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 48, "intermediate_size": 64}
+    sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 64}
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", **sizes)
     spec = export(checkpoint, tmp_path, weight_type="int8", embedding_type="int8").target
     assert spec.stored_as == "int8, lm_head fp32, embedding fp32"
