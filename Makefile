@@ -15,7 +15,7 @@ demo: $(VENV)/.export
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

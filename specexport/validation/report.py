@@ -7,6 +7,12 @@ from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 from rich.table import Table
 
+# ONNX Runtime rounds the activations that integer weights multiply to int8 in blocks of 32. On
+# SmolLM2 that costs a mean KL of 0.003 to 0.004, and the two largest logits move against each other
+# by 0.7 at the most.
+KERNEL_KL = 0.02
+KERNEL_TOLERANCE = 0.5
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -36,16 +42,17 @@ class HeadReport(LogitsReport):
     """The target's ids of a reduced vocabulary are the checkpoint's."""
 
 
-class LossReport(_Frozen):
-    """The bundle as it runs against PyTorch with the checkpoint's own, unrounded matrices."""
+class DivergenceReport(_Frozen):
+    """The bundle as it runs against PyTorch, over the shipped prompts."""
 
     num_positions: int
-    checkpoint_perplexity: float
-    """PyTorch's, over the shipped prompts."""
+    reference_perplexity: float
+    """PyTorch's."""
     perplexity: float
     """The bundle's."""
     mean_kl: float
     """KL divergence of the bundle from PyTorch, nats, mean over all positions."""
+    max_kl: float
     top1_agreement: float
 
 
@@ -99,10 +106,10 @@ class ValidationReport(_Frozen):
     head: HeadReport | None
     head_not_compared: str | None
     """Why there is no report of the bundle's head."""
-    kernels: LogitsReport | None = None
-    """Integer matrices: the target as it runs, its activations rounded to int8."""
-    loss: LossReport | None = None
-    """Integer matrices: what they cost."""
+    kernels: DivergenceReport | None = None
+    """Integer weights: what rounding the activations costs, against the same weights in fp32."""
+    loss: DivergenceReport | None = None
+    """Integer weights: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
     method: str
     num_speculative_tokens: int
@@ -140,7 +147,9 @@ def report_table(report: ValidationReport) -> Table:
         f"greedy tokens, {greedy.num_prompts} prompts x 3 ways",
         f"{greedy.num_tokens} tokens, {found}, acceptance length {greedy.acceptance_length:.2f}"
         f"{_per_position(greedy)}",
-        "PyTorch = plain = speculative",
+        "PyTorch = plain = speculative"
+        if report.kernels is None
+        else f"PyTorch's top-2 gap ≤ {2 * KERNEL_TOLERANCE:g} wherever they part",
     )
     test = report.distribution_test
     _add(
@@ -150,7 +159,7 @@ def report_table(report: ValidationReport) -> Table:
         f"χ² {test.chi2:.1f} over {test.num_cells} cells, p = {test.p_value:.3f}",
         f"p ≥ {test.false_alarm_rate:g} (false alarms)",
     )
-    _add_loss(table, report)
+    _add_divergences(table, report)
     for difference in greedy.differences:
         table.add_row(
             "",
@@ -186,25 +195,26 @@ def _verdict(report: ValidationReport) -> Iterator[str]:
         yield f"validated lossless: the bundle's own rule, {report.acceptance}, is LOSSY"
 
 
-def _add_loss(table: Table, report: ValidationReport) -> None:
-    """What integer matrices change; there is nothing to say of others."""
+def _add_divergences(table: Table, report: ValidationReport) -> None:
+    """What integer weights cost; there is nothing to say of others."""
     if (kernels := report.kernels) is not None:
         _add(
             table,
-            kernels.passed,
+            kernels.mean_kl <= KERNEL_KL,
             f"integer kernels, {kernels.num_positions} positions",
-            f"max |Δ| {kernels.max_abs_diff:.2f}, mean {kernels.mean_abs_diff:.1e}, "
-            f"KL ≤ {kernels.max_kl:.1e}, top-1 {kernels.top1_agreement:.2%}",
-            f"max |Δ| ≤ {kernels.tolerance:g} (activations are int8)",
+            _divergence(kernels),
+            f"mean KL ≤ {KERNEL_KL:g}",
         )
     if (loss := report.loss) is not None:
-        table.add_row(
-            "",
-            f"LOSSY: against unrounded weights, {loss.num_positions} positions",
-            f"perplexity {loss.checkpoint_perplexity:.2f} → {loss.perplexity:.2f}, "
-            f"mean KL {loss.mean_kl:.1e}, top-1 {loss.top1_agreement:.2%}",
-            "for you to judge",
-        )
+        name = f"LOSSY: against unrounded weights, {loss.num_positions} positions"
+        table.add_row("", name, _divergence(loss), "for you to judge")
+
+
+def _divergence(found: DivergenceReport) -> str:
+    return (
+        f"perplexity {found.reference_perplexity:.2f} → {found.perplexity:.2f}, "
+        f"mean KL {found.mean_kl:.1e}, top-1 {found.top1_agreement:.2%}"
+    )
 
 
 def _add(table: Table, passed: bool, *cells: Any) -> None:  # noqa: ANN401

@@ -225,6 +225,24 @@ def test_a_rounded_bundle_is_compared_with_rounded_weights(
     assert report["max_abs_logit_diff"] < 1e-3
 
 
+def test_a_quantized_bundle_is_validated_exactly_and_its_loss_is_told(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "even", "llama", intermediate_size=64)
+    bundle = tmp_path / "bundle"
+    types = ("--weights", "int8", "--embedding-weights", "bf16")
+    built = succeed("build", checkpoint, *types, "-o", bundle)
+    assert "int8, embedding bf16" in built.stdout
+    assert "int8, embedding bf16" in succeed("inspect", bundle).stdout
+    options = ("--num-prompts", "3", "-n", "8", "--num-samples", "200")
+    report = json.loads(succeed("validate", bundle, *options, "--json").stdout)
+    assert report["rounded_to"] == "int8, embedding bf16"
+    assert report["max_abs_logit_diff"] < 1e-3  # the export: fp32 against fp32
+    assert 0 < report["kernels"]["mean_kl"] < 0.02  # activations of 8 bits
+    loss = report["loss"]
+    assert loss["mean_kl"] > 0
+    assert loss["reference_perplexity"] != loss["perplexity"]
+    assert "LOSSY" in succeed("validate", bundle, *options).stdout
+
+
 def test_validate_fails_on_another_checkpoint(tiny_bundle: Path, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", "llama", seed=5)
     options = ("--num-prompts", "3", "-n", "8", "--num-samples", "200")
@@ -262,6 +280,9 @@ def test_doctor_says_what_works(tmp_path: Path) -> None:
         (("build", "{checkpoint}", "-o", "x", "-k", "257"), "--num-speculative-tokens is 257; inp"),
         (("build", "{checkpoint}", "-o", "x", "--max-ngram", "33"), "--max-ngram is 33; input"),
         (("build", "{checkpoint}", "-o", "x", "--acceptance", "typical:1,inf"), "a finite number"),
+        (("build", "{checkpoint}", "-o", "x", "--weights", "int2"), "'int2' is not one of"),
+        (("build", "{checkpoint}", "-o", "x", "--embedding-weights", "int4"), "is not one of"),
+        (("build", "{checkpoint}", "-o", "x", "--draft-weights", "int4"), "for method ngram"),
         (("build", "{checkpoint}"), "Missing option '-o'"),
         (("generate", "nowhere", "hi"), "not a directory"),
         (("generate", "{bundle}", ""), "prompt is empty"),

@@ -51,7 +51,11 @@ EVEN: dict[str, dict[str, Any]] = {
     "glm4_moe": {"intermediate_size": 64, "moe_intermediate_size": 32},
     "mimo": {"hidden_size": 64, "intermediate_size": 64},
     "ernie4_5": {"intermediate_size": 64},
-    "ernie4_5_moe": {"intermediate_size": 64, "moe_intermediate_size": 32},
+    "ernie4_5_moe": {  # the output matrix has a bias too
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "use_bias": True,
+    },
 }
 
 
@@ -277,14 +281,29 @@ def write_medusa(folder: Path, config: dict[str, Any], tensors: dict[str, torch.
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_heads_read_the_targets_quantized_output_matrix(tied: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target_type", "draft_type", "num_fused"),
+    [("int8", None, 4), ("int8", "fp32", 1), ("fp32", "int8", 3)],
+)
+def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
+    target_type: WeightType,
+    draft_type: WeightType | None,
+    num_fused: int,
+    tied: bool,
+    tmp_path: Path,
+) -> None:
     sizes = {**EVEN["llama"], "tie_word_embeddings": tied}
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", **sizes)
     snap_checkpoint(checkpoint, "int8")
     tensors = medusa_tensors()
     head = write_medusa(tmp_path / "head", {"original_lm_head": True}, tensors)
     manifest = export(
-        checkpoint, tmp_path, method=MedusaMethod(), head=str(head), weight_type="int8"
+        checkpoint,
+        tmp_path,
+        method=MedusaMethod(),
+        head=str(head),
+        weight_type=target_type,
+        draft_weight_type=draft_type,
     )
     assert manifest.head is not None
     assert manifest.head.medusa is not None
@@ -296,11 +315,11 @@ def test_heads_read_the_targets_quantized_output_matrix(tied: bool, tmp_path: Pa
         if VOCAB_SIZE in i.dims
     }
     output = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    wanted = [f"{output}.int8", f"{output}.int8.scales"]
+    wanted = [f"{output}.int8", f"{output}.int8.scales"] if target_type == "int8" else [output]
     assert places == dict.fromkeys(wanted, "model.weights")
     # One product for all heads: integer kernels are used by a matrix that is read once.
     operators = optimized_operators(tmp_path, path)
-    assert operators["MatMulNBits"] == 3 + 1
+    assert operators["MatMulNBits"] == num_fused
     assert operators["DequantizeLinear"] == 0
 
     options = ort.SessionOptions()
