@@ -122,10 +122,13 @@ class OrtRunner:
 class OrtFunction:
     """A graph without a cache on ONNX Runtime: one input, one output."""
 
-    def __init__(self, graph: Path, num_threads: int = 0) -> None:
-        """Load `graph`; raises `EngineError` if ONNX Runtime refuses it."""
+    def __init__(self, graph: Path, num_threads: int = 0, *, dequantize: bool = False) -> None:
+        """Load `graph`; raises `EngineError` if ONNX Runtime refuses it.
+
+        `dequantize` is that of `Profile`.
+        """
         self.run_time_s = 0.0
-        self._session = _open_session(graph, num_threads)
+        self._session = _open_session(graph, num_threads, dequantize=dequantize)
         self._path = graph
 
     def run(self, hidden_states: NDArray[np.float32]) -> NDArray[np.float32]:

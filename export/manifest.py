@@ -48,6 +48,14 @@ class TensorSpec(_Frozen):
         return size if isinstance(size, int) else 0
 
 
+def _named_types(
+    body: WeightType, lm_head: WeightType | None, embedding: WeightType | None = None
+) -> str:
+    others = {"lm_head": lm_head, "embedding": embedding}
+    named = [f"{name} {other}" for name, other in others.items() if other not in (None, body)]
+    return ", ".join([body, *named])
+
+
 class GraphSpec(_Frozen):
     """One exported decoder graph: what an engine must know to run it."""
 
@@ -73,9 +81,7 @@ class GraphSpec(_Frozen):
     @property
     def stored_as(self) -> str:
         """The types of all matrices, for people: "int8, embedding bf16"."""
-        others = {"lm_head": self.lm_head_type, "embedding": self.embedding_type}
-        named = [f"{k} {v}" for k, v in others.items() if v not in (None, self.weight_type)]
-        return ", ".join([self.weight_type, *named])
+        return _named_types(self.weight_type, self.lm_head_type, self.embedding_type)
 
     @property
     def is_quantized(self) -> bool:
@@ -115,6 +121,8 @@ class FunctionSpec(_Frozen):
 
     path: str = Field(description="ONNX file, relative to the bundle")
     weight_type: WeightType
+    lm_head_type: WeightType | None = None
+    """Of the output matrices; None: weight_type, or there are none."""
     num_parameters: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -128,6 +136,11 @@ class FunctionSpec(_Frozen):
     def output_width(self) -> int:
         """Numbers of a row that it gives; 0 where that is not known."""
         return self.outputs[0].width if self.outputs else 0
+
+    @property
+    def stored_as(self) -> str:
+        """The types of all matrices, for people."""
+        return _named_types(self.weight_type, self.lm_head_type)
 
 
 class HeadSpec(_Frozen):

@@ -192,9 +192,11 @@ class HeadPart:
     def _function(self, name: str, graph: DecoderGraph | None) -> FunctionSpec | None:
         if graph is None:
             return None
+        stored = self.stored[name]
         return FunctionSpec(
             path=f"{TARGET_FOLDER}/{name}.onnx",
-            weight_type=self._precision(name)[0].body,
+            weight_type=stored.precision.body,
+            lm_head_type=stored.precision.lm_head if "lm_head" in stored.roles else None,
             num_parameters=_num_parameters(graph),
             inputs=tuple(_tensor_spec(value) for value in graph.model.graph.inputs),
             outputs=tuple(_tensor_spec(value) for value in graph.model.graph.outputs),

@@ -37,6 +37,8 @@ class Stored:
 
     precision: Precision
     """As it is: with the lender's types where a matrix is the lender's."""
+    roles: frozenset[Role]
+    """Those that there are in the graph."""
     notes: tuple[str, ...]
 
 
@@ -65,8 +67,8 @@ def quantize(
 
     Those borrowed from `lender`, which has been through the pass, are read as they are there.
     """
-    found, ragged = wanted, []
-    for use in list(_uses(graph)):
+    found, ragged, uses = wanted, [], list(_uses(graph))
+    for use in uses:
         lent_by = lender if use.name in graph.builder.borrowed else None
         if lent_by is not None:
             found = _with(found, use, getattr(lent_by[1].precision, use.role))
@@ -78,7 +80,7 @@ def quantize(
         elif weight_type != use.weight.weight_type:
             _replace(graph, use, weight_type, lent_by[0] if lent_by else None)
     _drop_unused(graph)
-    return Stored(found, _notes(ragged))
+    return Stored(found, frozenset(use.role for use in uses), _notes(ragged))
 
 
 def _with(precision: Precision, use: _Use, weight_type: WeightType) -> Precision:

@@ -122,8 +122,7 @@ def _graph(role: str, spec: GraphSpec | FunctionSpec) -> Table:
 
 
 def _sizes(spec: GraphSpec | FunctionSpec) -> str:
-    stored = spec.stored_as if isinstance(spec, GraphSpec) else spec.weight_type
-    own = f"{spec.num_parameters / 1e6:.1f}M parameters as {stored}"
+    own = f"{spec.num_parameters / 1e6:.1f}M parameters as {spec.stored_as}"
     if not isinstance(spec, GraphSpec):
         return own
     window = f", sliding window {spec.sliding_window}" if spec.sliding_window else ""

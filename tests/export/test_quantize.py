@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -12,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specexport.engines.ort import OrtRunner
+from specexport.engines.ort import OrtFunction, OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import (
     DraftMethod,
     GraphSpec,
+    HeadMethod,
     Manifest,
     MedusaMethod,
     NoMethod,
@@ -28,6 +30,7 @@ from specexport.runtime.batch import Batch, Row
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
+from tests.heads_tiny import LAYER_CONFIG, Random, layer_weights, write_head
 from tests.snap import snap, snap_checkpoint
 from tests.tiny import VOCAB_SIZE, make_model, write_checkpoint
 
@@ -307,6 +310,7 @@ def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
     )
     assert manifest.head is not None
     assert manifest.head.medusa is not None
+    assert manifest.head.medusa.lm_head_type == target_type
     path = manifest.head.medusa.path
     model = onnx.load(tmp_path / "bundle" / path, load_external_data=False)
     places = {
@@ -322,13 +326,8 @@ def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
     assert operators["MatMulNBits"] == num_fused
     assert operators["DequantizeLinear"] == 0
 
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    session = ort.InferenceSession(
-        tmp_path / "bundle" / path, options, providers=["CPUExecutionProvider"]
-    )
     hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
-    (found,) = session.run(None, {"hidden_states": hidden.numpy()})
+    found = OrtFunction(tmp_path / "bundle" / path, 1, dequantize=True).run(hidden.numpy())
     stored = load_file(checkpoint / "model.safetensors")
     matrix = stored["model.embed_tokens.weight" if tied else "lm_head.weight"]
     expected = [
@@ -336,6 +335,64 @@ def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
         for weight in tensors.values()
     ]
     np.testing.assert_allclose(found, torch.stack(expected, dim=1).numpy(), atol=ATOL)
+
+
+def eagle_tensors(method: str) -> dict[str, torch.Tensor]:
+    """A head of one layer; the one of EAGLE-3 has an embedding and an output matrix of its own."""
+    random = Random()
+    if method == "eagle":
+        tensors = {"fc.weight": random.matrix(32, 64), **layer_weights(random, "layers.0")}
+    else:
+        layer = layer_weights(random, "midlayer", input_size=64)
+        norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "norm")
+        tensors = {
+            "fc.weight": random.matrix(32, 3 * 32),
+            "embed_tokens.weight": random.matrix(VOCAB_SIZE, 32),
+            "lm_head.weight": random.matrix(VOCAB_SIZE, 32),
+            **{f"{name}.weight": random.norm(32) for name in norms},
+            **layer,
+        }
+    return {name: snap(tensor, "int8") for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_quantized_head_is_the_same_head_where_integers_can_hold_it(
+    method: Literal["eagle", "eagle3"], tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", num_hidden_layers=8)
+    snap_checkpoint(checkpoint, "int8")
+    config = {**LAYER_CONFIG, "architectures": ["LlamaForCausalLM"]}
+    if method == "eagle3":
+        config["draft_vocab_size"] = VOCAB_SIZE
+    head = write_head(tmp_path / "head", config, eagle_tensors(method))
+    found = {}
+    for weight_type in ("fp32", "int8"):
+        (tmp_path / weight_type).mkdir()
+        manifest = export(
+            checkpoint,
+            tmp_path / weight_type,
+            method=HeadMethod(kind=method),
+            head=str(head),
+            weight_type=weight_type,
+            embedding_type=weight_type,
+        )
+        assert manifest.head is not None
+        spec = manifest.head.step
+        assert spec is not None
+        assert spec.stored_as == weight_type
+        bundle = tmp_path / weight_type / "bundle"
+        step = Batch.build([Row(0, IDS[:8], 8)], LENGTH).step
+        features = np.random.default_rng(0).normal(size=(1, 8, 32)).astype(np.float32)
+        if manifest.head.fuse is not None:
+            taps = np.random.default_rng(1).normal(size=(8, 96)).astype(np.float32)
+            fuse = OrtFunction(bundle / manifest.head.fuse.path, 1, dequantize=True)
+            features = fuse.run(taps)[None]
+        profile = Profile(max_length=LENGTH, num_threads=1, dequantize=True)
+        with OrtRunner(bundle / spec.path, spec, profile) as runner:
+            found[weight_type] = runner.run(replace(step, hidden_states=features)).logits.copy()
+    # The fp32 head equals the paper's equation (tests/export/heads).
+    np.testing.assert_allclose(found["int8"], found["fp32"], atol=ATOL)
+    assert greedy(tmp_path / "int8" / "bundle")  # and it runs
 
 
 def test_int4_embeddings_and_weights_of_no_drafter_are_refused() -> None:
