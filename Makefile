@@ -15,7 +15,7 @@ demo: $(VENV)/.export
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
