@@ -16,6 +16,7 @@ MethodName = Literal["none", "ngram", "suffix", "draft", "medusa", "eagle", "eag
 LookupName = Literal["none", "ngram", "suffix"]
 _RANGES = {
     "max_slots": (1, 4096),
+    "max_waiting": (1, 2**31 - 1),
     "prefill_chunk": (1, 65536),
     "max_length": (2, 2**31 - 1),
     "num_speculative_tokens": (0, 256),
@@ -29,6 +30,8 @@ class EngineOptions:
 
     max_slots: int = 8
     """Requests that run at once."""
+    max_waiting: int = 1024
+    """Requests that may wait for one of these."""
     max_length: int | None = None
     """Prompt plus output tokens of a request."""
     method: MethodName | None = None

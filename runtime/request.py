@@ -21,6 +21,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens`, or the end of the cache."""
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    """Its time was up."""
     ERROR = "error"
 
 
@@ -37,6 +39,10 @@ class Request:
     max_tokens: int
     num_prompt: int
     token_ids: list[int]
+    priority: int = 0
+    """Requests of a higher one go first."""
+    deadline_s: float | None = None
+    """When it ends at the latest, by `time.perf_counter`."""
     num_computed: int = 0
     slot: int = -1
     finish_reason: FinishReason | None = None

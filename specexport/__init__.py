@@ -13,6 +13,7 @@ from specexport.errors import (
     CheckpointError,
     ConfigError,
     EngineError,
+    QueueFullError,
     RequestError,
     SpecExportError,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Grammar",
     "JsonSchema",
     "Logprob",
+    "QueueFullError",
     "Regex",
     "RequestError",
     "RequestStats",

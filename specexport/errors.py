@@ -21,5 +21,9 @@ class RequestError(SpecExportError):
     """A request cannot be honoured: refused at admission, nothing was generated."""
 
 
+class QueueFullError(RequestError):
+    """As many requests wait as may: try again once some have finished."""
+
+
 class EngineError(SpecExportError):
     """An engine failed while running a step."""
