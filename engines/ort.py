@@ -22,8 +22,8 @@ class OrtRunner:
 
     The kinds are key and value, or key alone where one tensor serves as both (latent attention).
     A cache tensor is bound as past input and present output at once, so TensorScatter writes in
-    place. Row b of a step is slot b, which makes a batch of B rows a prefix view of the cache:
-    the bindings of each B are made once.
+    place. The rows of a step are neighbouring slots, which makes a batch a view of the cache: the
+    bindings of each such range are made once.
     """
 
     def __init__(self, graph: Path, spec: GraphSpec, profile: Profile) -> None:
@@ -39,7 +39,7 @@ class OrtRunner:
         # Drafts end past the text, and rows that are shorter than the longest in padding.
         length = profile.max_length + profile.max_nodes + profile.max_query
         self._cache = _allocate_cache(spec, profile, length)
-        self._bindings: dict[int, Any] = {}
+        self._bindings: dict[tuple[int, int], Any] = {}  # by first slot and rows
         self._buffers: dict[str, NDArray[np.float32]] = {}
         self._states = next((o for o in spec.outputs if o.name in _STATES), None)
 
@@ -47,8 +47,8 @@ class OrtRunner:
         """Run one step; raises `EngineError` with ONNX Runtime's reason if it fails."""
         if self._session is None:
             raise EngineError(f"The engine of {self.spec.path} is closed.")
-        num_rows = step.input_ids.shape[0]
-        binding = self._bindings.get(num_rows) or self._bind_cache(num_rows)
+        slots = step.first_slot, len(step.input_ids)
+        binding = self._bindings.get(slots) or self._bind_cache(*slots)
         binding.bind_cpu_input("input_ids", step.input_ids)
         binding.bind_cpu_input("position_ids", step.position_ids)
         binding.bind_cpu_input("write_indices", step.write_indices)
@@ -78,6 +78,14 @@ class OrtRunner:
         cache = self._cache[:, :, slot]
         cache[..., start : start + len(entries), :] = cache[..., sources, :]
 
+    def read_cache(self, slot: int, start: int, stop: int) -> NDArray[np.float32]:
+        """A copy of the entries [start, stop) of `slot`: [L, kinds, Hkv, stop - start, D]."""
+        return self._cache[:, :, slot, :, start:stop].copy()
+
+    def write_cache(self, slot: int, start: int, entries: NDArray[np.float32]) -> None:
+        """Put entries that `read_cache` gave into `slot`, the first at `start`."""
+        self._cache[:, :, slot, :, start : start + entries.shape[3]] = entries
+
     def close(self) -> None:
         """Free the session and the cache."""
         self._bindings.clear()
@@ -90,15 +98,15 @@ class OrtRunner:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _bind_cache(self, num_rows: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+    def _bind_cache(self, first: int, num_rows: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
         binding = self._session.io_binding()
         for layer in range(self.spec.num_layers):
             for index, kind in enumerate(self.spec.cache_kinds):
-                view = self._cache[layer, index, :num_rows]
+                view = self._cache[layer, index, first : first + num_rows]
                 value = ort.OrtValue.ortvalue_from_numpy(view)  # shares the memory
                 binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", value)
                 binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
-        self._bindings[num_rows] = binding
+        self._bindings[first, num_rows] = binding
         return binding
 
     def _bind_hidden_states(self, binding: Any, step: StepInput) -> NDArray[np.float32] | None:  # noqa: ANN401 - onnxruntime has no types

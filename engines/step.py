@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One forward pass over slots 0..B-1."""
+    """One forward pass: row b is slot `first_slot + b`."""
 
     input_ids: Ids  # [B, Q]
     position_ids: Ids  # [B, Q]
@@ -27,6 +27,7 @@ class StepInput:
     attention_mask: NDArray[np.bool_]  # [B, 1, Q, T]
     logits_indices: Ids  # [N], rows of the flattened [B * Q]
     hidden_states: Floats | None = None  # [B, Q, H], heads alone
+    first_slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,14 @@ class StepRunner(Protocol):
 
     def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
         """Move cache entries `start + entries[i]` of a slot to `start + i`."""
+        ...
+
+    def read_cache(self, slot: int, start: int, stop: int) -> Floats:
+        """A copy of a slot's cache entries [start, stop): [L, kinds, Hkv, stop - start, D]."""
+        ...
+
+    def write_cache(self, slot: int, start: int, entries: Floats) -> None:
+        """Put entries that were read where they belong, or elsewhere: the first at `start`."""
         ...
 
     def close(self) -> None:

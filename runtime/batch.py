@@ -38,14 +38,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step over slots 0..B-1 and where each row's logits begin."""
+    """A step over neighbouring slots and where each row's logits begin."""
 
     step: StepInput
     logits_start: tuple[int, ...]  # [B]
 
     @classmethod
-    def build(cls, rows: Sequence[Row], max_length: int, window: int | None = None) -> "Batch":
-        """Row b belongs to slot b. `max_length` bounds positions, `window` is a sliding window.
+    def build(
+        cls, rows: Sequence[Row], max_length: int, window: int | None = None, first_slot: int = 0
+    ) -> "Batch":
+        """Row b is slot `first_slot + b`. `max_length` bounds positions, `window` what they see.
 
         Shorter rows are padded at their end: padding is written past the valid length, where the
         next step overwrites it before anything may look.
@@ -71,6 +73,7 @@ class Batch:
             attention_mask=mask[:, None],
             logits_indices=indices,
             hidden_states=_hidden_states(rows, width),
+            first_slot=first_slot,
         )
         return cls(step, logits_start)
 

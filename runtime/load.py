@@ -54,7 +54,7 @@ def load_loop(
     profile = Profile(
         max_slots=options.max_slots,
         max_length=max_length,
-        max_query=_max_query(manifest.target, options.prefill_chunk, max_nodes),
+        max_query=_max_query(manifest.target, options.step_tokens + max_nodes, max_nodes),
         num_threads=options.num_threads,
         max_nodes=max_nodes,
     )
@@ -67,7 +67,7 @@ def load_loop(
         target.close()
         raise
     acceptance = (options.acceptance or manifest.acceptance) if k else LosslessAcceptance()
-    policy = Policy(max_nodes, acceptance, lengths)
+    policy = Policy(max_nodes, acceptance, lengths, options.prefix_cache_mb * 2**20)
     return SpeculativeLoop(target, drafter, k, manifest.eos_token_ids, policy)
 
 

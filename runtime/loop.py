@@ -1,8 +1,9 @@
 """The loop: draft → run the target → verify → commit, over all running requests at once."""
 
+import heapq
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +18,15 @@ from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
 from specexport.runtime.lengths import DraftLengths, FixedLength, RowState
 from specexport.runtime.logprobs import TokenLogprobs
 from specexport.runtime.lossy import LogitsAt, verify_lossy
+from specexport.runtime.prefix_cache import PrefixCache
 from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.scheduler import Scheduler
-from specexport.runtime.scoring import (
-    MOST_PROMPT_ROWS,
-    kept_logprobs,
-    num_scored,
-    score_prompt,
-)
-from specexport.runtime.stats import AcceptanceStats, EngineStats
+from specexport.runtime.scoring import kept_logprobs, num_scored, score_prompt
+from specexport.runtime.slots import CacheSlots
+from specexport.runtime.stats import EngineStats, LoopCounters
 from specexport.runtime.tree import ROOT, whole_tree
+from specexport.runtime.turn import Turn, share_calls
 from specexport.runtime.verify import Verdict, verify
-
-# However many rows there are, each may compute this part of a whole step's tokens.
-_LEAST_PREFILL_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +48,8 @@ class Policy:
     acceptance: Acceptance = LosslessAcceptance()
     lengths: DraftLengths | None = None
     """Decides how deep each draft is; None: as deep as the limit."""
+    max_prefix_bytes: int = 0
+    """Of cache entries that are kept for requests that begin alike."""
 
 
 class SpeculativeLoop:
@@ -72,20 +70,30 @@ class SpeculativeLoop:
         self._num_speculative_tokens = num_speculative_tokens
         self._max_nodes = max(num_speculative_tokens, policy.max_nodes)
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._scheduler = Scheduler(target.profile.max_slots, self._move_slot)
-        self._acceptance = AcceptanceStats()
-        self._num_steps = self._num_finished = self._num_output = 0
-        self._draft_time_s = self._total_time_s = 0.0
+        self._slots = CacheSlots(target, drafter, PrefixCache(policy.max_prefix_bytes))
+        # There is always room for a whole draft beside a text, so that where drafts begin, and
+        # with it a seeded output, does not depend on the batch.
+        step_tokens = max(target.profile.max_query - self._max_nodes, 1)
+        self._scheduler = Scheduler(target.profile.max_slots, step_tokens, self._slots)
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self._counters = LoopCounters()
 
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs."""
-        return bool(self._scheduler.running or self._scheduler.waiting)
+        return bool(self._scheduler.running or self._scheduler.num_waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot."""
+        return self._scheduler.num_waiting
 
     def submit(self, request: Request) -> None:
         """Queue a request; `step` will pick it up."""
         request.admit(self._eos_token_ids)
         self._scheduler.add(request)
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, request.id, request))
 
     def cancel(self, request: Request) -> None:
         """End a request now, keeping what it has."""
@@ -93,48 +101,102 @@ class SpeculativeLoop:
             self._finish(request, FinishReason.CANCELLED)
 
     def step(self) -> list[NewTokens]:
-        """Run one step for all running requests; returns what each of them got.
+        """Run one step for the running requests; returns what each of them got.
 
         A row that fails (NaN logits) ends with `FinishReason.ERROR`, the others go on. When the
-        engine itself fails, all running requests end so.
+        engine itself fails, the requests of that call end so.
         """
         started = time.perf_counter()
-        requests = self._scheduler.next()
-        for request in requests:
-            request.stats.started_s = request.stats.started_s or started
+        results = self._expire(started)
+        turns = self._scheduler.next(self._max_nodes)
+        for turn in turns:
+            turn.request.stats.started_s = turn.request.stats.started_s or started
         try:
-            drafts = self._draft(requests)
-            batch = self._build(requests, drafts)
-            output = self._run(batch)
+            turns = self._draft(turns)
         except Exception as error:  # whatever it is, the engine must go on
-            return self._fail(requests, _reason(error))
-        self._num_steps += 1
-        results = self._commit(requests, drafts, batch, output)
-        self._total_time_s += time.perf_counter() - started
+            results += _failed(turns, error)
+            turns = []
+        for group in share_calls([turn.width for turn in turns]):
+            results += self._run_together([turns[i] for i in group])
+        for result in results:
+            if reason := self._reason_to_end(result.request):
+                self._finish(result.request, reason)
+        self._counters.record_step(started, sum(len(result.token_ids) for result in results))
         return results
 
     def stats(self) -> EngineStats:
-        """Counters since the loop was made."""
-        acceptance = AcceptanceStats()
-        acceptance.add(self._acceptance)
+        """A snapshot of the counters since the loop was made."""
+        profile = self._target.profile
         return EngineStats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            num_finished=self._num_finished,
-            num_steps=self._num_steps,
-            num_output_tokens=self._num_output,
-            acceptance=acceptance,
-            draft_time_s=self._draft_time_s,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
             target_time_s=self._target.run_time_s,
-            total_time_s=self._total_time_s,
-            is_lossless=isinstance(self._acceptance_rule, LosslessAcceptance),
             engine_time_s=self._target.run_time_s + self._drafter.engine_time_s,
+            is_lossless=isinstance(self._acceptance_rule, LosslessAcceptance),
+            num_cached_tokens=sum(r.num_computed for r in self._scheduler.running),
+            max_cached_tokens=profile.max_slots * profile.max_length,
+            prefixes=self._slots.stats(),
+            **self._counters.snapshot(),
         )
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` where slots, requests and what is kept disagree."""
+        self._scheduler.check_integrity()
+        self._slots.check_integrity()
 
     def close(self) -> None:
         """Free the engines."""
         self._drafter.close()
         self._target.close()
+
+    def _expire(self, now_s: float) -> list[NewTokens]:
+        """End the requests whose time is up."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, _, request = heapq.heappop(self._deadlines)
+            if request.finish_reason is None:
+                self._finish(request, FinishReason.TIMEOUT)
+                expired.append(NewTokens(request, ()))
+        return expired
+
+    def _draft(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Give a draft to each request whose text this step computes to its end."""
+        if not turns:
+            return []
+        started = time.perf_counter()
+        rows = []
+        for turn in turns:
+            room = min(self._num_speculative_tokens, turn.request.num_left - 1)
+            max_draft = room if turn.is_whole else 0
+            num_tokens = turn.request.num_computed + turn.num_tokens
+            rows.append(RowState(turn.request.id, num_tokens, turn.num_tokens, max_draft))
+        lengths = self._lengths.choose(rows)
+        wanted = [DraftRequest(t.request, length) for t, length in zip(turns, lengths, strict=True)]
+        drafts = self._drafter.propose(wanted)
+        for turn in turns:
+            self._slots.keep_blocks(turn.request)
+        self._counters.draft_time_s += time.perf_counter() - started
+        return [replace(turn, draft=draft) for turn, draft in zip(turns, drafts, strict=True)]
+
+    def _run_together(self, turns: Sequence[Turn]) -> list[NewTokens]:
+        """One call of the target."""
+        try:
+            batch = self._build(turns)
+            output = self._run(batch)
+        except Exception as error:  # whatever it is, the engine must go on
+            return _failed(turns, error)
+        started = time.perf_counter()
+        first = turns[0].request.slot
+        results = []
+        for turn in turns:
+            b = turn.request.slot - first
+            logits = output.logits[batch.logits_start[b] :]
+            states = None if output.hidden_states is None else output.hidden_states[b]
+            if result := self._commit(turn, logits, states):
+                results.append(result)
+        self._counters.verify_time_s += time.perf_counter() - started
+        return results
 
     def _run(self, batch: Batch) -> StepOutput:
         before = self._target.run_time_s
@@ -144,84 +206,37 @@ class SpeculativeLoop:
         self._lengths.observe_step(num_rows, width, longest, seconds)
         return output
 
-    def _prefill_chunk(self, num_rows: int) -> int:
-        """Most pending tokens of a row in one step: all rows share one budget.
-
-        There is always room for a whole draft beside them, so that where drafts begin, and with
-        it a seeded output, does not depend on the batch.
-        """
-        max_query = self._target.profile.max_query
-        least = max((max_query - self._max_nodes) // _LEAST_PREFILL_SHARE, 1)
-        return max(max_query // num_rows - self._max_nodes, least)
-
-    def _chunk(self, request: Request, num_rows: int) -> int:
-        """Most pending tokens of this request in one step."""
-        chunk = self._prefill_chunk(num_rows)
-        return min(chunk, MOST_PROMPT_ROWS) if request.params.prompt_logprobs else chunk
-
-    def _draft(self, requests: Sequence[Request]) -> list[Draft]:
-        """A draft for each request whose pending tokens all fit this step; empty for the others."""
-        started = time.perf_counter()
-        rows = []
-        for r in requests:
-            chunk = self._chunk(r, len(requests))
-            room = min(self._num_speculative_tokens, r.num_left - 1)
-            max_draft = room if r.num_pending <= chunk else 0
-            rows.append(RowState(r.id, len(r.token_ids), min(r.num_pending, chunk), max_draft))
-        lengths = self._lengths.choose(rows)
-        wanted = [DraftRequest(r, length) for r, length in zip(requests, lengths, strict=True)]
-        drafts = self._drafter.propose(wanted)
-        self._draft_time_s += time.perf_counter() - started
-        return drafts
-
-    def _build(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> Batch:
-        rows = []
-        for request, draft in zip(requests, drafts, strict=True):
-            chunk = self._chunk(request, len(requests))
-            pending = request.token_ids[request.num_computed :]
-            if len(pending) <= chunk:
-                num_logits = num_scored(request, len(pending) - 1) + 1 + len(draft)
-                tokens = [*pending, *draft.token_ids]
-                tree = whole_tree(len(request.token_ids), draft.parents) if draft else None
-                rows.append(Row(request.num_computed, tokens, num_logits, tree))
-            else:
-                num_logits = num_scored(request, chunk)
-                rows.append(Row(request.num_computed, pending[:chunk], num_logits))
-        return Batch.build(rows, self._target.profile.max_length, self._target.spec.sliding_window)
+    def _build(self, turns: Sequence[Turn]) -> Batch:
+        """Rows from the first slot to the last; those between that have no turn are idle."""
+        profile, first = self._target.profile, turns[0].request.slot
+        rows = {turn.request.slot: _row(turn) for turn in turns}
+        filled = [rows.get(s, Row.idle(profile.max_length)) for s in range(first, max(rows) + 1)]
+        return Batch.build(filled, profile.max_length, self._target.spec.sliding_window, first)
 
     def _commit(
         self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        batch: Batch,
-        output: StepOutput,
-    ) -> list[NewTokens]:
-        """Verify every row first: finishing a request moves others to new slots."""
-        results = []
-        for b, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            states = None if output.hidden_states is None else output.hidden_states[b]
-            logits = output.logits[batch.logits_start[b] :]
-            chunk, num_pending = self._chunk(request, len(requests)), request.num_pending
-            try:
-                if num_pending > chunk:  # the rest of the prompt follows
-                    score_prompt(request, logits, chunk)
-                    request.num_computed += chunk
-                    self._observe(request, chunk, Verdict((), ()), states)
-                    continue
-                logits = logits[score_prompt(request, logits, num_pending - 1) :]
-                verdict = self._verify(request, draft, _after(logits))
-                result = self._append(request, draft, verdict, _after(logits))
-                results.append(result)
-            except Exception as error:  # one row's trouble is not the others'
-                request.error = _reason(error)
-                results.append(NewTokens(request, ()))
-                continue
+        turn: Turn,
+        logits: NDArray[np.float32],  # [n, V], those of the row and of the rows after it
+        states: NDArray[np.float32] | None,  # [Q, W]
+    ) -> NewTokens | None:
+        """Take in a row; what the request got, unless its text goes on or it failed."""
+        request, result = turn.request, None
+        try:
+            if turn.is_whole:
+                num_pending = turn.num_tokens
+                logits = logits[score_prompt(request, logits, num_pending) :]
+                verdict = self._verify(request, turn.draft, _after(logits))
+                result = self._append(request, turn.draft, verdict, _after(logits))
+            else:
+                verdict = Verdict((), ())
+                score_prompt(request, logits, turn.num_tokens)
+                request.num_computed += turn.num_tokens
             if self._reason_to_end(request) is None:
-                self._observe(request, num_pending, verdict, states)
-        for result in results:
-            if reason := self._reason_to_end(result.request):
-                self._finish(result.request, reason)
-        return results
+                self._observe(request, turn.num_tokens, verdict, states)
+        except Exception as error:  # one row's trouble is not the others'
+            request.error = _reason(error)
+            result = result or NewTokens(request, ())
+        return result
 
     def _verify(self, request: Request, draft: Draft, logits_at: LogitsAt) -> Verdict:
         processor = request.processor
@@ -265,12 +280,14 @@ class SpeculativeLoop:
         else:
             request.stats.first_token_s = time.perf_counter()
             request.stats.num_first_tokens = num_tokens
-        for acceptance in (request.stats.acceptance, self._acceptance):
+        for acceptance in (request.stats.acceptance, self._counters.acceptance):
             acceptance.record(draft.depth, verdict.num_accepted, len(draft))
+        self._counters.record_draft(draft.depth)
         self._lengths.observe(request.id, draft.depth, verdict.num_accepted)
-        self._num_output += num_tokens
 
     def _reason_to_end(self, request: Request) -> FinishReason | None:
+        if request.finish_reason is not None:
+            return None
         if request.error is not None:
             return FinishReason.ERROR
         if request.stopped_by is not None or request.processor.is_complete:
@@ -290,23 +307,24 @@ class SpeculativeLoop:
             hidden_states = hidden_states[queries]  # a copy: the engine's buffer will change
         self._drafter.observe(request, Progress(verdict.path, hidden_states))
 
-    def _fail(self, requests: Sequence[Request], reason: str) -> list[NewTokens]:
-        for request in requests:
-            request.error = reason
-            self._finish(request, FinishReason.ERROR)
-        return [NewTokens(request, ()) for request in requests]
-
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         request.stats.finished_s = time.perf_counter()
-        self._num_finished += 1
+        self._counters.num_finished += 1
+        self._slots.end(request)
         self._scheduler.remove(request)
-        self._drafter.release(request)
         self._lengths.release(request.id)
 
-    def _move_slot(self, source: int, destination: int, length: int) -> None:
-        self._target.move_slot(source, destination, length)
-        self._drafter.move_slot(source, destination, length)
+
+def _row(turn: Turn) -> Row:
+    request, draft = turn.request, turn.draft
+    start = request.num_computed
+    tokens = request.token_ids[start : start + turn.num_tokens]
+    num_logits = num_scored(request, turn.num_tokens)
+    if turn.is_whole:
+        num_logits += 1 + len(draft)
+    tree = whole_tree(len(request.token_ids), draft.parents) if draft else None
+    return Row(start, [*tokens, *draft.token_ids], num_logits, tree)
 
 
 def _after(logits: NDArray[np.float32]) -> LogitsAt:  # [n, V]
@@ -329,3 +347,9 @@ def _cut(request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, SpecExportError) else f"{type(error).__name__}: {error}"
+
+
+def _failed(turns: Sequence[Turn], error: Exception) -> list[NewTokens]:
+    for turn in turns:
+        turn.request.error = _reason(error)
+    return [NewTokens(turn.request, ()) for turn in turns]

@@ -17,7 +17,8 @@ LookupName = Literal["none", "ngram", "suffix"]
 _RANGES = {
     "max_slots": (1, 4096),
     "max_waiting": (1, 2**31 - 1),
-    "prefill_chunk": (1, 65536),
+    "step_tokens": (1, 65536),
+    "prefix_cache_mb": (0, 2**20),
     "max_length": (2, 2**31 - 1),
     "num_speculative_tokens": (0, 256),
     "num_threads": (0, 1024),
@@ -44,8 +45,10 @@ class EngineOptions:
     """Draft length limit K; 0 decodes plainly."""
     adaptive: bool = False
     """Choose each draft's length, up to K, by what it costs and what is accepted."""
-    prefill_chunk: int = 256
-    """Most prompt tokens computed in one step."""
+    step_tokens: int = 256
+    """Tokens computed in one step, drafts aside: prompts take what decoding leaves of them."""
+    prefix_cache_mb: int = 512
+    """Memory for cache entries of earlier texts, for prompts that begin alike; 0 keeps none."""
     num_threads: int = 0
     """0: one for each usable CPU."""
     verify_files: bool = True

@@ -45,6 +45,8 @@ class Request:
     """When it ends at the latest, by `time.perf_counter`."""
     num_computed: int = 0
     slot: int = -1
+    num_computed_before: int = 0
+    """Tokens that were computed when it lost its slot; it goes on once they are again."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
@@ -87,6 +89,23 @@ class Request:
     def num_pending(self) -> int:
         """Tokens that are not in the cache yet; 1 when decoding, and those that were forced."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens up to the point where it goes on: where it once was, or the end of the text."""
+        if self.num_computed < self.num_computed_before:
+            return self.num_computed_before - self.num_computed
+        return self.num_pending
+
+    @property
+    def is_catching_up(self) -> bool:
+        """True while it computes its prompt, or again what it lost with its slot."""
+        return self.num_output == 0 or self.num_computed < self.num_computed_before
+
+    def give_up_slot(self) -> None:
+        """Nothing of it is in a cache any more."""
+        self.num_computed_before = max(self.num_computed, self.num_computed_before)
+        self.num_computed = 0
 
     @property
     def num_left(self) -> int:

@@ -1,41 +1,145 @@
-"""Which requests run: first come, first served, into slots that always form a prefix."""
+"""Which requests run, and how much of each text a step computes."""
 
-from collections import deque
-from collections.abc import Callable
+import heapq
+from collections.abc import Sequence
+from typing import Protocol
 
 from specexport.runtime.request import Request
+from specexport.runtime.scoring import MOST_PROMPT_ROWS
+from specexport.runtime.turn import Turn
+
+PATIENCE_S = 10.0
+"""A level of priority is worth so many seconds of waiting: nobody is passed for ever."""
+_LEAST_CHUNK = 16
+"""Tokens that a prompt gets in a step that has no room for it: it must go on as well."""
+
+Key = tuple[float, int]
+
+
+class Slots(Protocol):
+    """What holds the cache entries of the running requests."""
+
+    def fill(self, request: Request) -> None:
+        """The request has got its slot: put in what is known of its text."""
+        ...
+
+    def is_under_way(self, request: Request, running: Sequence[Request]) -> bool:
+        """True where it pays to wait for what another request is about to compute."""
+        ...
+
+    def move(self, request: Request, destination: int) -> None:
+        """Copy what is computed of the request to another slot."""
+        ...
+
+    def keep(self, request: Request) -> None:
+        """The request is about to lose its slot before it has ended."""
+        ...
 
 
 class Scheduler:
-    """A queue and the running requests; the request in slot b is `running[b]`."""
+    """The queue and the running requests; the request in slot b is `running[b]`.
 
-    def __init__(self, max_slots: int, move_slot: Callable[[int, int, int], None]) -> None:
-        """`move_slot(source, destination, length)` moves cache entries between slots."""
-        self._max_slots = max_slots
-        self._move_slot = move_slot
-        self.waiting: deque[Request] = deque()
+    Those run whose keys are the smallest: the time of submission, less `PATIENCE_S` for each level
+    of priority. So equal priorities go first come, first served; one of a higher priority takes
+    the slot of the last in this order, which waits for its turn to go on.
+    """
+
+    def __init__(self, max_slots: int, step_tokens: int, slots: Slots) -> None:
+        """`step_tokens`: query tokens of a step; prompts take what decoding leaves of them."""
+        self._max_slots, self._step_tokens = max_slots, step_tokens
+        self._slots = slots
+        self._waiting: list[tuple[Key, Request]] = []  # a heap
         self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot."""
+        return len(self._waiting)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self.waiting.append(request)
+        heapq.heappush(self._waiting, (_key(request), request))
 
-    def next(self) -> list[Request]:
-        """Admit what fits; the requests of this step, by slot."""
-        while self.waiting and len(self.running) < self._max_slots:
-            request = self.waiting.popleft()
-            request.slot = len(self.running)
-            self.running.append(request)
-        return list(self.running)
+    def next(self, num_nodes: int = 0) -> list[Turn]:
+        """Give out free slots; the turns of this step, by slot.
+
+        `num_nodes`: how many drafted tokens a request that is decoding may bring with it.
+        """
+        budget = self._step_tokens - sum(
+            r.num_to_compute + num_nodes for r in self.running if not r.is_catching_up
+        )
+        self._admit(budget)
+        return self._share(budget)
 
     def remove(self, request: Request) -> None:
         """Take a request out; the last row moves into its slot."""
         if request.slot < 0:
-            self.waiting.remove(request)
+            self._waiting = [item for item in self._waiting if item[1] is not request]
+            heapq.heapify(self._waiting)
             return
         last = self.running.pop()
         if last is not request:
-            self._move_slot(last.slot, request.slot, last.num_computed)
+            self._slots.move(last, request.slot)
             self.running[request.slot] = last
             last.slot = request.slot
         request.slot = -1
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` where slots and requests disagree."""
+        assert [request.slot for request in self.running] == list(range(len(self.running)))
+        assert len(self.running) <= self._max_slots
+        waiting = [request for _, request in self._waiting]
+        assert all(r.slot == -1 and r.finish_reason is None for r in waiting)
+        assert all(r.finish_reason is None for r in self.running)
+        assert len({r.id for r in (*self.running, *waiting)}) == len(self.running) + len(waiting)
+
+    def _admit(self, budget: int) -> None:
+        """A request gets its slot when its first tokens can be computed, not before."""
+        backlog = sum(r.num_to_compute for r in self.running if r.is_catching_up)
+        while self._waiting and backlog < max(budget, 1):
+            (_, request) = self._waiting[0]
+            if self._slots.is_under_way(request, self.running) or not self._make_room(request):
+                break
+            heapq.heappop(self._waiting)
+            request.slot = len(self.running)
+            self.running.append(request)
+            self._slots.fill(request)
+            backlog += request.num_to_compute
+
+    def _make_room(self, request: Request) -> bool:
+        """True where there is a free slot, if need be that of a request that comes later."""
+        if len(self.running) < self._max_slots:
+            return True
+        last = max(self.running, key=_key)
+        if _key(last) < _key(request):
+            return False
+        self._slots.keep(last)
+        self.remove(last)
+        last.give_up_slot()
+        self.add(last)
+        self.num_preemptions += 1
+        return True
+
+    def _share(self, budget: int) -> list[Turn]:
+        """Texts that are being written go on whole; prompts share the rest, first come first."""
+        left = max(budget, _LEAST_CHUNK)
+        turns = []
+        for request in sorted(self.running, key=_key):
+            size = request.num_to_compute
+            if request.is_catching_up:
+                size = min(size, left)
+                left -= size
+            size = min(size, self._most_tokens(request))
+            if size:
+                turns.append(Turn(request, size))
+        return sorted(turns, key=lambda turn: turn.request.slot)
+
+    def _most_tokens(self, request: Request) -> int:
+        """Of one request in one step."""
+        scored = request.params.prompt_logprobs and not request.num_output
+        return min(self._step_tokens, MOST_PROMPT_ROWS) if scored else self._step_tokens
+
+
+def _key(request: Request) -> Key:
+    return request.stats.submitted_s - PATIENCE_S * request.priority, request.id

@@ -38,14 +38,22 @@ def kept_logprobs(
 
 
 def num_scored(request: Request, num_tokens: int) -> int:
-    """Of the next `num_tokens` of the prompt, those whose logits are wanted too."""
-    return num_tokens if request.params.prompt_logprobs else 0
+    """Of the next `num_tokens` of the text, those whose logits score the prompt; the last ones.
+
+    The prompt's last token scores nothing, nor does what was scored before the request lost its
+    slot.
+    """
+    if not request.params.prompt_logprobs:
+        return 0
+    first = max(request.num_computed, len(request.prompt_logprobs))
+    last = min(request.num_computed + num_tokens, request.num_prompt - 1)
+    return max(last - first, 0)
 
 
 def score_prompt(request: Request, logits: NDArray[np.float32], num_tokens: int) -> int:
     """Keep the log-probabilities of the tokens after the next `num_tokens`; the rows used."""
     num_rows = num_scored(request, num_tokens)
-    first = request.num_computed + 1
+    first = len(request.prompt_logprobs) + 1
     for row, token_id in zip(logits, request.token_ids[first : first + num_rows], strict=False):
         found = raw_logprobs(row, token_id, request.params.top_logprobs)
         request.prompt_logprobs.append(found)

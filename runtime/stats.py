@@ -1,8 +1,12 @@
 """Counters of one request and of the whole engine."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
+
+RECENT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -56,6 +60,28 @@ def _add(left: list[int], right: list[int]) -> list[int]:
 
 
 @dataclass(slots=True)
+class PrefixStats:
+    """How often the beginning of a text was known already."""
+
+    num_lookups: int = 0
+    num_hits: int = 0
+    num_reused_tokens: int = 0
+    """Tokens that were not computed again."""
+    size_bytes: int = 0
+    """Of what is kept now."""
+
+    def record(self, num_tokens: int) -> None:
+        """Count a lookup that found so many tokens."""
+        self.num_lookups += 1
+        self.num_hits += num_tokens > 0
+        self.num_reused_tokens += num_tokens
+
+    def now(self, size_bytes: int) -> "PrefixStats":
+        """A copy with the size."""
+        return PrefixStats(self.num_lookups, self.num_hits, self.num_reused_tokens, size_bytes)
+
+
+@dataclass(slots=True)
 class RequestStats:
     """Times in seconds (`time.perf_counter`), counts in tokens and steps."""
 
@@ -86,6 +112,56 @@ class RequestStats:
         return (num_output - self.num_first_tokens) / self.decode_time_s
 
 
+class LoopCounters:
+    """What a loop counts while it runs."""
+
+    def __init__(self) -> None:
+        self.acceptance = AcceptanceStats()
+        self.num_finished = 0
+        self.draft_time_s = self.verify_time_s = 0.0
+        self._num_steps = self._num_output = 0
+        self._total_time_s = 0.0
+        self._draft_lengths: list[int] = []
+        self._made_s = time.perf_counter()
+        self._recent: deque[tuple[float, int]] = deque()  # (end of a step, its output tokens)
+
+    def record_step(self, started_s: float, num_tokens: int) -> None:
+        """Count a step that has just ended."""
+        now = time.perf_counter()
+        self._num_steps += 1
+        self._num_output += num_tokens
+        self._total_time_s += now - started_s
+        self._recent.append((now, num_tokens))
+        self._forget(now)
+
+    def record_draft(self, length: int) -> None:
+        """Count how long a draft was; 0 where a request had none in a step."""
+        self._draft_lengths.extend([0] * (length + 1 - len(self._draft_lengths)))
+        self._draft_lengths[length] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """The fields of `EngineStats` that are counted here."""
+        now = time.perf_counter()
+        acceptance = AcceptanceStats()
+        acceptance.add(self.acceptance)
+        recent = [tokens for ended_s, tokens in self._recent if ended_s > now - RECENT_S]
+        return {
+            "num_finished": self.num_finished,
+            "num_steps": self._num_steps,
+            "num_output_tokens": self._num_output,
+            "tokens_per_s": sum(recent) / min(RECENT_S, now - self._made_s),
+            "acceptance": acceptance,
+            "draft_lengths": tuple(self._draft_lengths),
+            "draft_time_s": self.draft_time_s,
+            "verify_time_s": self.verify_time_s,
+            "total_time_s": self._total_time_s,
+        }
+
+    def _forget(self, now: float) -> None:
+        while self._recent[0][0] <= now - RECENT_S:
+            self._recent.popleft()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of an engine since it was loaded."""
@@ -93,21 +169,39 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_finished: int
+    num_preemptions: int
+    """How often a request gave up its slot to one of a higher priority."""
     num_steps: int
     num_output_tokens: int
+    tokens_per_s: float
+    """Output of the last `RECENT_S` seconds, of all requests."""
     acceptance: AcceptanceStats
+    draft_lengths: tuple[int, ...]
+    """How many drafts had each length, from 0 (a step of a request without one) on."""
     draft_time_s: float
     """Proposing drafts; a draft model's steps included."""
     target_time_s: float
     """Inside the inference library, running the target."""
+    verify_time_s: float
+    """Processing logits, accepting and drawing tokens, and taking them in."""
     total_time_s: float
     """All of `step`."""
     is_lossless: bool
     """False: lossy acceptance was asked for, and outputs are not the target's distribution."""
     engine_time_s: float
     """Inside the inference library, target and draft model."""
+    num_cached_tokens: int
+    """In the slots of running requests."""
+    max_cached_tokens: int
+    prefixes: PrefixStats
 
     @property
     def overhead_time_s(self) -> float:
         """The runtime's own time: everything but the inference library."""
         return self.total_time_s - self.engine_time_s
+
+    @property
+    def draft_length(self) -> float:
+        """Mean length of the drafts chosen, plain steps included."""
+        total = sum(length * number for length, number in enumerate(self.draft_lengths))
+        return total / max(sum(self.draft_lengths), 1)

@@ -109,7 +109,7 @@ class HashEngine:
         assert width <= self.profile.max_query
         assert step.attention_mask.shape[:3] == (num_rows, 1, width)
         for b, start in enumerate(step.write_indices):
-            self.cache[b, start : start + width] = step.input_ids[b]
+            self.cache[step.first_slot + b, start : start + width] = step.input_ids[b]
             assert start + width <= self.cache.shape[1]
         logits = [self._logits(step, *divmod(int(i), width)) for i in step.logits_indices]
         return StepOutput(np.stack(logits), self._hidden_states(step) if self.has_taps else None)
@@ -130,7 +130,8 @@ class HashEngine:
 
     def _visible(self, step: StepInput, b: int, q: int) -> list[int]:
         mask = step.attention_mask[b, 0, q]
-        return self.cache[b, : len(mask)][mask].tolist()  # type: ignore[no-any-return]
+        row = self.cache[step.first_slot + b, : len(mask)]
+        return row[mask].tolist()  # type: ignore[no-any-return]
 
     def _hidden_states(self, step: StepInput) -> Any:
         """[B, Q, 1]: each state stands for the text that its query sees."""
@@ -146,6 +147,12 @@ class HashEngine:
         kept = self.cache[slot, [start + entry for entry in entries]]
         self.cache[slot, start:] = -1
         self.cache[slot, start : start + len(entries)] = kept
+
+    def read_cache(self, slot: int, start: int, stop: int) -> Any:
+        return self.cache[slot, None, None, None, start:stop, None].astype(np.float32)
+
+    def write_cache(self, slot: int, start: int, entries: Any) -> None:
+        self.cache[slot, start : start + entries.shape[3]] = entries[0, 0, 0, :, 0]
 
     def close(self) -> None:
         pass

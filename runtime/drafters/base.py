@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.runtime.draft import Draft
+from specexport.runtime.prefix_cache import Piece
 from specexport.runtime.request import Request
 
 
@@ -55,6 +56,28 @@ class Drafter(Protocol):
         """The request ended; forget it."""
         ...
 
+    def num_reusable(self, request: Request) -> int:
+        """First tokens of its text whose entries `save` can give, of those that are computed."""
+        ...
+
+    def save(self, request: Request, start: int, stop: int) -> NDArray[np.float32] | None:
+        """What its cache holds for tokens [start, stop) of the text; None where it can do without.
+
+        A whole text is saved in pieces, one after the other from the first token on.
+        """
+        ...
+
+    def restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
+        """Take back what was saved of a text that begins as this new request's.
+
+        Returns how many tokens, at most `limit`, the target may count as computed too.
+        """
+        ...
+
+    def pause(self, request: Request) -> None:
+        """The request loses its slot, and with it all that is computed; it will go on later."""
+        ...
+
     @property
     def engine_time_s(self) -> float:
         """Seconds spent inside an inference library so far; 0 without one."""
@@ -84,6 +107,21 @@ class NoDrafter:
         """Nothing to move."""
 
     def release(self, request: Request) -> None:
+        """Nothing to forget."""
+
+    def num_reusable(self, request: Request) -> int:
+        """All that the target has computed."""
+        return request.num_computed
+
+    def save(self, request: Request, start: int, stop: int) -> NDArray[np.float32] | None:
+        """Nothing to save."""
+        return None
+
+    def restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
+        """The target may take all."""
+        return min(pieces[-1].stop, limit)
+
+    def pause(self, request: Request) -> None:
         """Nothing to forget."""
 
     def close(self) -> None:

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specexport.errors import EngineError
 from specexport.runtime.constraint import Constraint, Mask
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
+from specexport.runtime.prefix_cache import Piece
 from specexport.runtime.request import Request
 
 
@@ -44,6 +48,22 @@ class Constrained:
     def release(self, request: Request) -> None:
         """Pass it on."""
         self._drafter.release(request)
+
+    def num_reusable(self, request: Request) -> int:
+        """The drafter's."""
+        return self._drafter.num_reusable(request)
+
+    def save(self, request: Request, start: int, stop: int) -> NDArray[np.float32] | None:
+        """The drafter's."""
+        return self._drafter.save(request, start, stop)
+
+    def restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
+        """Pass it on."""
+        return self._drafter.restore(request, pieces, limit)
+
+    def pause(self, request: Request) -> None:
+        """Pass it on."""
+        self._drafter.pause(request)
 
     def close(self) -> None:
         """Free the drafter."""

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
+from specexport.runtime.prefix_cache import Piece
 from specexport.runtime.request import Request
 
 
@@ -49,6 +53,23 @@ class FirstOf:
         """Both forget the request."""
         self._lookup.release(request)
         self._fallback.release(request)
+
+    def num_reusable(self, request: Request) -> int:
+        """The fallback's: a lookup has no cache."""
+        return self._fallback.num_reusable(request)
+
+    def save(self, request: Request, start: int, stop: int) -> NDArray[np.float32] | None:
+        """The fallback's."""
+        return self._fallback.save(request, start, stop)
+
+    def restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
+        """The fallback's."""
+        return self._fallback.restore(request, pieces, limit)
+
+    def pause(self, request: Request) -> None:
+        """Both learn of it."""
+        self._lookup.pause(request)
+        self._fallback.pause(request)
 
     def close(self) -> None:
         """Free both, the second even where freeing the first fails."""

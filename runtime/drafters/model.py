@@ -16,11 +16,15 @@ from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest, Progress
 from specexport.runtime.drafters.constrained import draftable
 from specexport.runtime.growth import Grower, Growth, TokenMap
+from specexport.runtime.prefix_cache import Piece
 from specexport.runtime.request import Request
 from specexport.runtime.tree import ROOT, Branches
+from specexport.runtime.turn import share_calls
 
 Floats = NDArray[np.float32]
 _LEFT_OUT = -1
+_MOST_BEHIND = 64
+"""Hidden states that are kept for a request which wants no drafts before its rows are computed."""
 
 
 @dataclass(slots=True)
@@ -28,14 +32,31 @@ class _State:
     """Of one request: rows [0, num_computed) of its text are in the drafter's cache."""
 
     num_computed: int = 0
-    pending: list[Floats] = field(default_factory=list)
-    """The hidden states of the rows after those; heads alone."""
+    pending: list[Floats] = field(default_factory=list)  # [m, W] each
+    """The target's taps for the rows after those; heads alone."""
     computed_nodes: list[int] = field(default_factory=list)
     """Nodes of the last draft, in the order of their cache entries after the text's rows."""
 
     @property
     def num_pending(self) -> int:
-        return sum(len(features) for features in self.pending)
+        return sum(len(taps) for taps in self.pending)
+
+    def take(self, size: int) -> Floats:
+        """The next `size` pending taps."""
+        taps = np.concatenate(self.pending) if len(self.pending) > 1 else self.pending[0]
+        self.pending = [taps[size:]]
+        self.num_computed += size
+        return taps[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Of one step of the model; the arrays are valid until the next."""
+
+    start: dict[int, int]
+    """Where each slot's rows begin."""
+    logits: Floats  # [N, V]
+    states: Floats | None  # [N, H], heads alone
 
 
 @dataclass(slots=True)
@@ -84,10 +105,13 @@ class ModelDrafter:
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """Catch up, then grow a draft for each."""
         depths = [self._depth(w) for w in wanted]
-        behind = [
-            w.request for w, depth in zip(wanted, depths, strict=True) if self._is_head or depth
-        ]
-        root = self._catch_up(behind)
+        root = self._catch_up(
+            [
+                w.request
+                for w, depth in zip(wanted, depths, strict=True)
+                if depth or self._state(w.request).num_pending >= _MOST_BEHIND
+            ]
+        )
         drafting = [
             _Drafting(w.request, self._start(w.request, depth), {ROOT: root[w.request.id][1]})
             for w, depth in zip(wanted, depths, strict=True)
@@ -105,8 +129,7 @@ class ModelDrafter:
         state = self._state(request)
         if self._is_head:
             assert progress.hidden_states is not None
-            states = progress.hidden_states
-            state.pending.append(self._fuse.run(states) if self._fuse else states)
+            state.pending.append(progress.hidden_states)
         else:
             kept = self._keep(request, state, progress.path)
             state.num_computed = min(state.num_computed + kept, len(request.token_ids) - 1)
@@ -118,6 +141,35 @@ class ModelDrafter:
 
     def release(self, request: Request) -> None:
         """Forget the request."""
+        self._states.pop(request.id, None)
+
+    def num_reusable(self, request: Request) -> int:
+        """A head has one row less than tokens; a draft model catches up without being asked."""
+        if not self._is_head:
+            return request.num_computed
+        return min(request.num_computed, self._state(request).num_computed + self._shift)
+
+    def save(self, request: Request, start: int, stop: int) -> Floats | None:
+        """The rows that depend on tokens [start, stop) and those before; None if it is behind."""
+        last = stop - self._shift
+        if self._state(request).num_computed < last:
+            return None
+        return self._runner.read_cache(request.slot, max(start - self._shift, 0), last)
+
+    def restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
+        """Put rows back; a head's target must go on from its last row, for the hidden states."""
+        state = self._state(request)
+        for piece in pieces:
+            size = min(piece.stop, limit + self._shift) - self._shift - state.num_computed
+            if piece.entries.drafter is None or size < 0:
+                break
+            entries = piece.entries.drafter[..., :size, :]
+            self._runner.write_cache(request.slot, state.num_computed, entries)
+            state.num_computed += size
+        return state.num_computed if self._is_head else min(pieces[-1].stop, limit)
+
+    def pause(self, request: Request) -> None:
+        """Forget the request; of a new slot it knows nothing."""
         self._states.pop(request.id, None)
 
     def close(self) -> None:
@@ -161,18 +213,26 @@ class ModelDrafter:
         found: dict[int, tuple[Floats, Floats]] = {}
         todo = {r.id: self._num_ready(r) for r in requests}
         while active := [r for r in requests if todo[r.id]]:
-            chunk = max(self._runner.profile.max_query // len(active), 1)
-            rows = {}
+            left = self._runner.profile.max_query
+            sizes = {}
             for request in active:
-                size = min(todo[request.id], chunk)
-                rows[request.slot] = self._text_row(request, size)
-                todo[request.id] -= size
-            batch, logits, states = self._run(rows)
-            for request in active:
-                if not todo[request.id]:
-                    last = batch.logits_start[request.slot]
-                    state = states[last].copy() if self._is_head else states[last]
-                    found[request.id] = (logits[last].copy(), state)
+                sizes[request] = min(todo[request.id], left)
+                left -= sizes[request]
+                todo[request.id] -= sizes[request]
+            chosen = [request for request, size in sizes.items() if size]
+            for group in share_calls([sizes[request] for request in chosen]):
+                rows = {chosen[i]: self._text_row(chosen[i], sizes[chosen[i]]) for i in group}
+                found |= self._compute(rows)
+        return found
+
+    def _compute(self, rows: dict[Request, Row]) -> dict[int, tuple[Floats, Floats]]:
+        """Run rows of text; logits and state of the last of each, by the request's id."""
+        output = self._run({request.slot: row for request, row in rows.items()})
+        found = {}
+        for request in rows:
+            last = output.start[request.slot]
+            states = output.logits if output.states is None else output.states
+            found[request.id] = (output.logits[last].copy(), states[last].copy())
         return found
 
     def _num_ready(self, request: Request) -> int:
@@ -185,25 +245,26 @@ class ModelDrafter:
 
     def _text_row(self, request: Request, size: int) -> Row:
         """The next `size` rows of the text, which count as computed from now on."""
-        state, start = self._state(request), self._state(request).num_computed
-        features = None
+        state = self._state(request)
+        start, features = state.num_computed, None
         if self._is_head:
-            pending = np.concatenate(state.pending) if len(state.pending) > 1 else state.pending[0]
-            features, state.pending = pending[:size], [pending[size:]]
-        state.num_computed += size
+            taps = state.take(size)
+            features = self._fuse.run(taps) if self._fuse else taps
+        else:
+            state.num_computed += size
         first = start + self._shift
         return Row(start, request.token_ids[first : first + size], 1, hidden_states=features)
 
     def _level(self, active: Sequence[_Drafting]) -> None:
         """Compute the frontier of each draft and let it grow."""
         rows = {d.request.slot: self._level_row(d) for d in active}
-        batch, logits, states = self._run(rows)
+        output = self._run(rows)
         for d in active:
-            start, frontier = batch.logits_start[d.request.slot], d.growth.frontier
-            if self._is_head:
+            start, frontier = output.start[d.request.slot], d.growth.frontier
+            if (states := output.states) is not None:
                 d.states |= {node: states[start + i].copy() for i, node in enumerate(frontier)}
             d.growth.grow(
-                [self._masked(d, node, logits[start + i]) for i, node in enumerate(frontier)]
+                [self._masked(d, node, output.logits[start + i]) for i, node in enumerate(frontier)]
             )
 
     def _masked(self, d: _Drafting, node: int, logits: Floats) -> Floats:
@@ -230,14 +291,14 @@ class ModelDrafter:
         tokens = [nodes.token_ids[node] for node in frontier]
         return Row(start, tokens, len(frontier), branches, features)
 
-    def _run(self, rows: dict[int, Row]) -> tuple[Batch, Floats, Floats]:
+    def _run(self, rows: dict[int, Row]) -> _Output:
         """One step over the given slots; those between them are idle."""
-        max_length = self._runner.profile.max_length
-        filled = [rows.get(slot, Row.idle(max_length)) for slot in range(max(rows) + 1)]
-        batch = Batch.build(filled, max_length, self._runner.spec.sliding_window)
+        max_length, first = self._runner.profile.max_length, min(rows)
+        filled = [rows.get(slot, Row.idle(max_length)) for slot in range(first, max(rows) + 1)]
+        batch = Batch.build(filled, max_length, self._runner.spec.sliding_window, first)
         output = self._runner.run(batch.step)
-        states = output.hidden_states
-        return batch, output.logits, output.logits if states is None else states
+        starts = {slot: batch.logits_start[slot - first] for slot in rows}
+        return _Output(starts, output.logits, output.hidden_states)
 
     def _keep(self, request: Request, state: _State, path: Sequence[int]) -> int:
         """Make the entries of accepted nodes follow the text's; how many there are."""

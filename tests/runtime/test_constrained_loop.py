@@ -30,7 +30,7 @@ from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec, hash_logits
-from tests.runtime.test_loop import (
+from tests.loop_tools import (
     DETERMINISTIC,
     DRAFTERS,
     EOS,

@@ -34,7 +34,7 @@ def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:
 @pytest.mark.parametrize("k", range(9))
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
 def test_greedy_equals_transformers(draft_bundle: Path, method: Any, k: int) -> None:
-    options = EngineOptions(method=method, num_speculative_tokens=k, max_slots=3, prefill_chunk=16)
+    options = EngineOptions(method=method, num_speculative_tokens=k, max_slots=3, step_tokens=16)
     with Engine(draft_bundle, options) as engine:
         prompts = [engine.tokenizer.encode(PROMPT[i:] * (i + 1)) for i in range(5)]
         streams = [engine.submit(p, SamplingParams(max_tokens=30)) for p in prompts]
@@ -142,7 +142,7 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
         ({"num_speculative_tokens": 10**6}, "from 0 to 256"),
         ({"num_threads": 10**12}, "num_threads is 1000000000000"),
         ({"max_slots": 1.5}, "max_slots is 1.5"),
-        ({"prefill_chunk": None}, "prefill_chunk is None"),
+        ({"step_tokens": None}, "step_tokens is None"),
         ({"method": "none", "num_speculative_tokens": 3}, "Leave one of them out"),
     ],
 )

@@ -64,7 +64,7 @@ def test_logprobs_equal_a_teacher_forced_forward_at_every_position(
     bundle: Path, model: Any, method: Any, temperature: float
 ) -> None:
     """Raw ones, whatever options shape the output; in a batch of several lengths, in chunks."""
-    options = EngineOptions(method=method, max_slots=3, prefill_chunk=24)
+    options = EngineOptions(method=method, max_slots=3, step_tokens=24)
     params = SamplingParams(
         logprobs=True,
         top_logprobs=4,
@@ -97,7 +97,7 @@ def test_logprobs_equal_a_teacher_forced_forward_at_every_position(
 def test_a_long_prompt_is_scored_a_few_rows_at_a_time(
     bundle: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = EngineOptions(method="none", prefill_chunk=256)
+    options = EngineOptions(method="none", step_tokens=256)
     with Engine(bundle, options) as engine:
         sizes = []
         run = engine._loop._target.run

@@ -58,7 +58,7 @@ def run(
     head: HeadBundle, temperature: float, drafting: dict[str, Any]
 ) -> tuple[list[list[int]], AcceptanceStats]:
     """Outputs of prompts that join and leave."""
-    options = EngineOptions(max_slots=2, prefill_chunk=CHUNK, num_threads=1, **drafting)
+    options = EngineOptions(max_slots=2, step_tokens=CHUNK, num_threads=1, **drafting)
     with Engine(head.path, options) as engine:
         streams = []
         for seed, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):

@@ -64,7 +64,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
 
 
 def open_engine(bundle: HeadBundle, drafting: dict[str, Any], **options: Any) -> Engine:
-    sizes = {"max_slots": 3, "prefill_chunk": CHUNK, "num_threads": 1, **options}
+    sizes = {"max_slots": 3, "step_tokens": CHUNK, "num_threads": 1, **options}
     return Engine(bundle.path, EngineOptions(verify_files=False, **sizes, **drafting))
 
 

@@ -11,7 +11,7 @@ from specexport.runtime.lossy import verify_lossy
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.processing import LogitsProcessor
 from specexport.runtime.tree import ROOT
-from tests.runtime.test_loop import EOS, head, make_loop, make_request, plain_output, run
+from tests.loop_tools import EOS, head, make_loop, make_request, plain_output, run
 
 SHARP = np.log(np.array([0.9, 0.05, 0.03, 0.02], dtype=np.float32))
 FLAT = np.log(np.array([0.28, 0.26, 0.24, 0.22], dtype=np.float32))

@@ -25,13 +25,13 @@ from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.tree import ROOT
 from specexport.runtime.verify import Verdict
 from tests.hash_engine import VOCAB_SIZE, HashEngine, hash_logits
+from tests.loop_tools import TREES, draft_model, head, make_loop, make_request, medusa, run
 from tests.reference_options import (
     plain_decoding,
     reference_probs,
     reference_scores,
     request_options,
 )
-from tests.runtime.test_loop import TREES, draft_model, head, make_loop, make_request, medusa, run
 
 EOS = 0
 PROMPTS = [[1, 2, 3], [5], list(range(12)) * 2, [7, 7, 7, 7], [2, 9], [4]]

@@ -1,0 +1,100 @@
+"""The caches of target and drafter behind the slots, and what is kept of them for later."""
+
+from collections.abc import Sequence
+
+from specexport.engines.step import StepRunner
+from specexport.runtime.drafters.base import Drafter
+from specexport.runtime.prefix_cache import BLOCK_TOKENS, Entries, PrefixCache, num_shared
+from specexport.runtime.request import Request
+from specexport.runtime.stats import PrefixStats
+
+_WORTH_WAITING = 32
+"""Tokens that another request is about to compute."""
+
+
+class CacheSlots:
+    """Fills, moves and keeps what slots hold. Implements the scheduler's `Slots`."""
+
+    def __init__(self, target: StepRunner, drafter: Drafter, prefixes: PrefixCache) -> None:
+        self._target, self._drafter, self._prefixes = target, drafter, prefixes
+        self._num_kept: dict[int, int] = {}  # tokens of each running request, whole blocks
+        self._stats = PrefixStats()
+
+    def fill(self, request: Request) -> None:
+        """Put in the longest known prefix of the request's text, and count it as computed."""
+        if self._prefixes.is_off:
+            return
+        limit = _most_reusable(request)
+        pieces = self._prefixes.longest(request.token_ids[: limit + 1])
+        num_known = self._drafter.restore(request, pieces, limit) if pieces else 0
+        for piece in pieces:
+            size = min(piece.stop, num_known) - piece.start
+            if size > 0:
+                entries = piece.entries.target[..., :size, :]
+                self._target.write_cache(request.slot, piece.start, entries)
+        request.num_computed = num_known
+        self._num_kept[request.id] = _whole_blocks(num_known)
+        self._stats.record(num_known)
+
+    def is_under_way(self, request: Request, running: Sequence[Request]) -> bool:
+        """True where another request is about to compute a good part of this one's text."""
+        return not self._prefixes.is_off and any(
+            other.is_catching_up
+            and num_shared(other.token_ids, request.token_ids)
+            >= other.num_computed + _WORTH_WAITING
+            for other in running
+        )
+
+    def move(self, request: Request, destination: int) -> None:
+        """Copy what is computed of the request to another slot."""
+        self._target.move_slot(request.slot, destination, request.num_computed)
+        self._drafter.move_slot(request.slot, destination, request.num_computed)
+
+    def keep_blocks(self, request: Request) -> None:
+        """Keep the blocks that have become whole, between drafting and the target's step."""
+        if request.num_computed - self._num_kept.get(request.id, 0) >= BLOCK_TOKENS:
+            self._keep(request, _whole_blocks(self._drafter.num_reusable(request)))
+
+    def keep(self, request: Request) -> None:
+        """Keep all of a request that is about to lose its slot before it has ended."""
+        self._keep(request, self._drafter.num_reusable(request))
+        self._num_kept.pop(request.id, None)
+        self._drafter.pause(request)
+
+    def end(self, request: Request) -> None:
+        """Keep all of a request that has ended, and forget the request itself."""
+        if request.slot >= 0 and request.error is None:  # entries that failed may be NaN
+            self._keep(request, self._drafter.num_reusable(request))
+        self._num_kept.pop(request.id, None)
+        self._drafter.release(request)
+
+    def stats(self) -> PrefixStats:
+        """Counters since the start, and what is kept now."""
+        return self._stats.now(self._prefixes.size_bytes)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` where what is kept contradicts itself."""
+        self._prefixes.check_integrity()
+
+    def _keep(self, request: Request, num_tokens: int) -> None:
+        if self._prefixes.is_off:
+            return
+
+        def read(start: int, stop: int) -> Entries:
+            target = self._target.read_cache(request.slot, start, stop)
+            return Entries(target, self._drafter.save(request, start, stop))
+
+        self._prefixes.put(request.token_ids[:num_tokens], read)
+        self._num_kept[request.id] = _whole_blocks(num_tokens)
+
+
+def _most_reusable(request: Request) -> int:
+    """Tokens that need not be computed: all but the last, and those whose logits are wanted."""
+    limit = request.num_computed_before or len(request.token_ids) - 1
+    if request.params.prompt_logprobs and request.num_output == 0:
+        limit = min(limit, len(request.prompt_logprobs))
+    return limit
+
+
+def _whole_blocks(num_tokens: int) -> int:
+    return num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
