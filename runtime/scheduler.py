@@ -123,7 +123,7 @@ class Scheduler:
 
     def _share(self, budget: int) -> list[Turn]:
         """Texts that are being written go on whole; prompts share the rest, first come first."""
-        left = max(budget, _LEAST_CHUNK)
+        left = max(budget, min(_LEAST_CHUNK, self._step_tokens))
         turns = []
         for request in sorted(self.running, key=_key):
             size = request.num_to_compute

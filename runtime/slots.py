@@ -9,7 +9,7 @@ from specexport.runtime.request import Request
 from specexport.runtime.stats import PrefixStats
 
 _WORTH_WAITING = 32
-"""Tokens that another request is about to compute."""
+"""Tokens that need not be computed twice."""
 
 
 class CacheSlots:
@@ -33,16 +33,19 @@ class CacheSlots:
                 entries = piece.entries.target[..., :size, :]
                 self._target.write_cache(request.slot, piece.start, entries)
         request.num_computed = num_known
-        self._num_kept[request.id] = _whole_blocks(num_known)
+        self._num_kept[request.id] = _whole_blocks(pieces[-1].stop if pieces else 0)
         self._stats.record(num_known)
 
     def is_under_way(self, request: Request, running: Sequence[Request]) -> bool:
-        """True where another request is about to compute a good part of this one's text."""
-        return not self._prefixes.is_off and any(
-            other.is_catching_up
-            and num_shared(other.token_ids, request.token_ids)
-            >= other.num_computed + _WORTH_WAITING
+        """True where another's prompt has a good part of this one's text, and is kept soon."""
+        if self._prefixes.is_off:
+            return False
+        return any(
+            num_shared(other.token_ids, request.token_ids)
+            >= self._num_kept.get(other.id, 0) + _WORTH_WAITING
             for other in running
+            # What a step computes is kept in the next one.
+            if other.is_catching_up or not other.stats.num_decode_steps
         )
 
     def move(self, request: Request, destination: int) -> None:

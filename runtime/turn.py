@@ -38,10 +38,10 @@ def share_calls(widths: Sequence[int]) -> list[list[int]]:
     it is hardly longer than the others.
     """
     order = sorted(range(len(widths)), key=widths.__getitem__)
-    alone = []
+    alone: list[list[int]] = []
     while len(order) > 1:
         widest, next_widest = widths[order[-1]], widths[order[-2]]
         if (len(order) - 1) * (widest - next_widest) <= _CALL_TOKENS:
             break
         alone.append([order.pop()])
-    return [sorted(order), *reversed(alone)]
+    return [call for call in (sorted(order), *reversed(alone)) if call]

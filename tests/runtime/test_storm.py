@@ -1,0 +1,255 @@
+"""Random arrivals, cancellations, deadlines, preemptions and failures: nothing leaks or changes."""
+
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specexport.engines.step import Profile
+from specexport.runtime.drafters.base import Drafter
+from specexport.runtime.loop import NewTokens, Policy, SpeculativeLoop
+from specexport.runtime.request import FinishReason, Request
+from tests.hash_engine import VOCAB_SIZE, HashEngine
+from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, draft_model, head, make_request, run
+
+# Drafts that are drawn at random: their output is seeded, but not that of plain decoding.
+SAMPLED = [name for name in DRAFTERS if name not in DETERMINISTIC]
+NUM_SLOTS = 3
+POLICIES = {
+    "no prefix cache": Policy(8),
+    "small prefix cache": Policy(8, max_prefix_bytes=3000),
+    "prefix cache": Policy(8, max_prefix_bytes=2**20),
+}
+
+
+def storm_loop(drafter: Drafter, policy: Policy, k: int = 3) -> SpeculativeLoop:
+    profile = Profile(max_slots=NUM_SLOTS, max_length=200, max_query=40)
+    return SpeculativeLoop(HashEngine(profile=profile, has_taps=True), drafter, k, [EOS], policy)
+
+
+def alone(name: str, request: Request) -> list[int]:
+    """The same request on a loop of its own, without a prefix cache."""
+    loop = storm_loop(DRAFTERS[name](), POLICIES["no prefix cache"])
+    twin = make_request(request.token_ids[: request.num_prompt], request.max_tokens)
+    twin.params = request.params
+    run(loop, [twin])
+    return twin.output_ids
+
+
+PROMPTS = st.builds(
+    lambda common, tail: [i % VOCAB_SIZE for i in range(common)] + tail,
+    st.sampled_from([0, 5, 40, 70]),
+    st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=40),
+)
+
+
+class Storm(RuleBasedStateMachine):
+    """Whatever happens, each request's output is what it gets alone, or a beginning of that."""
+
+    @initialize(name=st.sampled_from(sorted(DRAFTERS)), policy=st.sampled_from(sorted(POLICIES)))
+    def start(self, name: str, policy: str) -> None:
+        self.name = name
+        self.loop = storm_loop(DRAFTERS[name](), POLICIES[policy])
+        self.requests: list[Request] = []
+        self.reported: dict[int, list[NewTokens]] = {}
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 40),
+        temperature=st.sampled_from([0.0, 1.0]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        prompt_logprobs=st.sampled_from([False, False, True]),
+        seed=st.integers(0, 3),
+    )
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        temperature: float,
+        priority: int,
+        prompt_logprobs: bool,
+        seed: int,
+    ) -> None:
+        request = make_request(
+            prompt,
+            max_tokens,
+            temperature=temperature,
+            seed=seed,
+            prompt_logprobs=prompt_logprobs,
+        )
+        request.priority = priority
+        self.requests.append(request)
+        self.reported[request.id] = []
+        self.loop.submit(request)
+
+    @rule(num_steps=st.integers(1, 4))
+    def run_steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            for new in self.loop.step():
+                self.reported[new.request.id].append(new)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        self.loop.cancel(data.draw(st.sampled_from(self.requests)))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def time_is_up(self, data: Any) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        if request.deadline_s is None and request.finish_reason is None:
+            request.deadline_s = 0.0
+            self.loop._deadlines.insert(0, (0.0, request.id, request))
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.check_integrity()
+            check_caches(self.loop)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        while self.loop.has_work:
+            self.run_steps(1)
+        self.loop.check_integrity()
+        stats = self.loop.stats()
+        assert stats.num_running == stats.num_waiting == stats.num_cached_tokens == 0
+        assert stats.num_finished == len(self.requests)
+        for request in self.requests:
+            self.check_output(request)
+
+    def check_output(self, request: Request) -> None:
+        tokens = [token for new in self.reported[request.id] for token in new.token_ids]
+        assert tokens == request.output_ids
+        expected = alone(self.name, request)
+        if request.finish_reason in (FinishReason.CANCELLED, FinishReason.TIMEOUT):
+            expected = expected[: request.num_output]
+        assert request.output_ids == expected
+        if request.params.prompt_logprobs and request.num_output:
+            assert len(request.prompt_logprobs) == request.num_prompt - 1
+
+
+def check_caches(loop: SpeculativeLoop) -> None:
+    """Every slot holds the tokens that count as computed."""
+    target = loop._target
+    assert isinstance(target, HashEngine)
+    for request in loop._scheduler.running:
+        row = target.cache[request.slot, : request.num_computed]
+        assert row.tolist() == request.token_ids[: request.num_computed]
+
+
+Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestStorm = Storm.TestCase
+
+
+@pytest.mark.parametrize("name", ["draft model, tree", "head, tree", "another draft model"])
+def test_sampled_drafts_give_the_same_output_after_a_preemption(name: str) -> None:
+    loop = storm_loop(DRAFTERS[name](), POLICIES["prefix cache"])
+    requests = [
+        make_request([i + 1] * 50, 60, temperature=1.0, seed=i, ignore_eos=True) for i in range(5)
+    ]
+    for request in requests:
+        loop.submit(request)
+    for _ in range(8):
+        loop.step()
+    for i in range(6):
+        loop.step()
+        urgent = make_request([2, i], 5, ignore_eos=True)
+        urgent.priority = 5
+        loop.submit(urgent)
+    while loop.has_work:
+        loop.step()
+    assert loop.stats().num_preemptions >= 3
+    for request in requests:
+        assert request.output_ids == alone(name, request)
+
+
+@pytest.mark.parametrize("name", sorted(DRAFTERS))
+def test_a_prompt_that_was_computed_before_is_not_computed_again(name: str) -> None:
+    loop = storm_loop(DRAFTERS[name](), POLICIES["prefix cache"])
+    first = make_request([i % 7 + 1 for i in range(100)], 20, ignore_eos=True)
+    run(loop, [first])
+    text = [*first.token_ids, 3, 4]
+    second = make_request(text, 10, temperature=1.0, ignore_eos=True)
+    run(loop, [second])
+    assert loop.stats().prefixes.num_hits == 1
+    # A head that drafts in every step is behind by what its last step accepted.
+    assert loop.stats().prefixes.num_reused_tokens >= len(text) - 2 - 1 - 5
+    assert second.output_ids == alone(name, second)
+
+
+def test_requests_that_begin_alike_and_come_together_compute_it_once() -> None:
+    profile = Profile(max_slots=4, max_length=200, max_query=200)
+    engine = HashEngine(profile=profile, has_taps=True)
+    loop = SpeculativeLoop(engine, head(), 0, [], POLICIES["prefix cache"])
+    prompt = [i % 11 for i in range(150)]
+    run(loop, [make_request([*prompt, i], 3, ignore_eos=True) for i in range(4)])
+    computed = sum(int(step.input_ids.size) for step in engine.steps)
+    assert computed < 2 * len(prompt)
+    assert loop.stats().prefixes.num_hits == 3
+
+
+def test_what_failed_is_not_kept_for_others() -> None:
+    engine = HashEngine(fail_at={3}, profile=Profile(max_slots=4, max_length=200, max_query=40))
+    loop = SpeculativeLoop(engine, draft_model(), 0, [], POLICIES["prefix cache"])
+    run(loop, [make_request([1, 2, 3], 10)])
+    assert loop.stats().prefixes.size_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_soak_in_mixed_options_loses_and_doubles_nothing(seed: int) -> None:
+    """Failing steps fail their own requests, and the loop goes on."""
+    rng = random.Random(seed)
+    make_drafter: Callable[[], Drafter] = DRAFTERS[rng.choice(sorted(DRAFTERS))]
+    loop = storm_loop(make_drafter(), POLICIES["small prefix cache"])
+    target = loop._target
+    assert isinstance(target, HashEngine)
+    finished: list[Request] = []
+    open_requests: list[Request] = []
+    for i in count():
+        if i < 670 and len(open_requests) < 12:
+            request = _random_request(rng)
+            open_requests.append(request)
+            loop.submit(request)
+        if rng.random() < 0.02:
+            target.fail_at = {len(target.steps) + 1}
+        if open_requests and rng.random() < 0.02:
+            cancelled = rng.choice(open_requests)
+            loop.cancel(cancelled)
+        loop.step()
+        done = [r for r in open_requests if r.finish_reason is not None]
+        finished += done
+        open_requests = [r for r in open_requests if r.finish_reason is None]
+        target.steps = target.steps[-1:] * len(target.steps)  # keep the number, not the arrays
+        if i >= 670 and not loop.has_work:
+            break
+    loop.check_integrity()
+    assert loop.stats().num_finished == len(finished) == len({r.id for r in finished})
+    reasons = {request.finish_reason for request in finished}
+    assert {FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.LENGTH} <= reasons
+    failed = [r for r in finished if r.finish_reason is FinishReason.ERROR]
+    assert all(r.error == "the fake engine was told to fail" for r in failed)
+
+
+def _random_request(rng: random.Random) -> Request:
+    prompt = [i % VOCAB_SIZE for i in range(rng.choice([0, 10, 60]))]
+    prompt += [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randrange(1, 20))]
+    request = make_request(
+        prompt,
+        rng.randrange(1, 40),
+        temperature=rng.choice([0.0, 0.7]),
+        seed=rng.randrange(100),
+        top_k=rng.choice([0, 3]),
+        logprobs=rng.random() < 0.1,
+        prompt_logprobs=rng.random() < 0.1,
+        repetition_penalty=rng.choice([1.0, 1.2]),
+        stop_token_ids=(rng.choice([5, 9]),) if rng.random() < 0.1 else (),
+    )
+    request.priority = rng.choice([0, 0, 0, 1, 2])
+    return request
