@@ -8,6 +8,8 @@ from specexport.errors import CheckpointError
 from specexport.export.config import DecoderConfig
 from specexport.export.config_values import ConfigValues, check_values
 from specexport.export.families import check_head_sizes
+from specexport.export.family_defaults import DEEPSEEK
+from specexport.export.mla_config import read_mla
 from specexport.export.rope_config import read_rope
 
 # Those of transformers' LlamaConfig, the class of nearly all heads.
@@ -19,6 +21,7 @@ _DEFAULTS = {
 }
 _LAYER = re.compile(r"layers\.([0-9]+)\.")
 _ATTENTION, _MLP = "layers.0.self_attn", "layers.0.mlp"
+_LATENT = "kv_a_proj_with_mqa.weight"
 
 
 def read_head_config(
@@ -39,6 +42,11 @@ def read_head_config(
             f"{where}: hidden_act is {values.hidden_act!r}; heads are supported with 'silu' only."
         )
     num_heads = values.num_attention_heads
+    num_kv_heads = values.num_key_value_heads or num_heads
+    head_dim = values.head_dim or values.hidden_size // num_heads
+    mla = read_mla({**DEEPSEEK, **config}) if f"{_ATTENTION}.{_LATENT}" in names else None
+    if mla is not None:
+        num_kv_heads, head_dim = 1, mla.entry_dim
     decoder = DecoderConfig(
         family=family,
         architecture=_architecture(config),
@@ -47,8 +55,8 @@ def read_head_config(
         intermediate_size=values.intermediate_size,
         num_layers=values.num_hidden_layers,
         num_heads=num_heads,
-        num_kv_heads=values.num_key_value_heads or num_heads,
-        head_dim=values.head_dim or values.hidden_size // num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         norm_eps=values.rms_norm_eps,
         max_position=values.max_position_embeddings,
         rope=read_rope(config, values.max_position_embeddings),
@@ -58,6 +66,8 @@ def read_head_config(
         mlp_bias=f"{_MLP}.gate_proj.bias" in names,
         qk_norm=f"{_ATTENTION}.q_norm.weight" in names,
         sliding_window=_window(values),
+        rope_interleaved=mla is not None and values.rope_interleave,
+        mla=mla,
     )
     check_head_sizes(decoder)
     _check_layers(decoder.num_layers, names)
