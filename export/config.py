@@ -112,6 +112,13 @@ class DecoderConfig:
     """Rotation pairs the dimensions 0 and 1, 2 and 3, … instead of the two halves."""
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
+    attention_input_size: int | None = None
+    """Width of what attention reads; None: hidden_size, that of what it gives in any case."""
+
+    @property
+    def attention_width(self) -> int:
+        """Width of what attention reads."""
+        return self.attention_input_size or self.hidden_size
 
     @property
     def context_length(self) -> int:

@@ -119,15 +119,24 @@ def decoder_layer(
     """
     name, size, eps = layer.name, config.hidden_size, config.norm_eps
     normed = rms_norm(g, x, f"{name}.input_layernorm", size, eps)
-    attended, present = _attention(g, config, normed, f"{name}.self_attn", step, past)
+    attended, present = attention_layer(g, config, normed, f"{name}.self_attn", step, past)
     h = g.op("Add", x, attended)
     normed = rms_norm(g, h, f"{name}.post_attention_layernorm", size, eps)
     return g.op("Add", h, _mlp(g, config, normed, layer)), present
 
 
-def attention_shape(config: DecoderConfig, input_size: int | None = None) -> AttentionShape:
-    """The attention of `config`; its input is `input_size` wide, or as wide as its output."""
-    return AttentionShape(
+def attention_layer(
+    g: GraphBuilder,
+    config: DecoderConfig,
+    x: ir.Value,  # [B, Q, attention_width]
+    name: str,
+    step: StepValues,
+    past: CachePair,
+) -> tuple[ir.Value, CachePair]:
+    """Grouped-query or latent attention, as `config` has it: [B, Q, H], and the updated cache."""
+    if config.mla is not None:
+        return latent_attention(g, x, name, config, step, past)
+    shape = AttentionShape(
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -138,21 +147,9 @@ def attention_shape(config: DecoderConfig, input_size: int | None = None) -> Att
         qk_norm=config.qk_norm,
         rotary_dim=config.rotary_dim,
         rope_interleaved=config.rope_interleaved,
-        input_size=input_size,
+        input_size=config.attention_width,
     )
-
-
-def _attention(
-    g: GraphBuilder,
-    config: DecoderConfig,
-    x: ir.Value,
-    name: str,
-    step: StepValues,
-    past: CachePair,
-) -> tuple[ir.Value, CachePair]:
-    if config.mla is not None:
-        return latent_attention(g, x, name, config, step, past)
-    return attention(g, x, name, attention_shape(config), step, past)
+    return attention(g, x, name, shape, step, past)
 
 
 def _mlp(g: GraphBuilder, config: DecoderConfig, x: ir.Value, layer: Layer) -> ir.Value:

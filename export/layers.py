@@ -266,8 +266,8 @@ class AttentionShape:
     qk_norm: bool
     rotary_dim: int
     rope_interleaved: bool
-    input_size: int | None = None
-    """Width of the input; None: hidden_size, which is that of the output in any case."""
+    input_size: int
+    """Width of what is read; hidden_size is that of what is given."""
 
 
 def attention(
@@ -307,7 +307,7 @@ def _heads(
     g: GraphBuilder, x: ir.Value, name: str, shape: AttentionShape, num_heads: int
 ) -> ir.Value:
     """Project and split: [B, Q, input_size] -> [B, heads, Q, D]."""
-    sizes = (shape.input_size or shape.hidden_size, num_heads * shape.head_dim)
+    sizes = (shape.input_size, num_heads * shape.head_dim)
     return split_heads(g, linear(g, x, name, sizes, bias=shape.qkv_bias), num_heads, shape.head_dim)
 
 

@@ -33,7 +33,7 @@ _LATENT_NORM_EPS = 1e-6  # the norms of the latents do not follow rms_norm_eps
 
 def latent_attention(
     g: GraphBuilder,
-    x: ir.Value,  # [B, Q, H]
+    x: ir.Value,  # [B, Q, attention_width]
     name: str,
     config: DecoderConfig,
     step: StepValues,
@@ -66,14 +66,14 @@ def _query(
     up_key: ir.Value,
     step: StepValues,
 ) -> ir.Value:
-    """Queries as they meet the cache entries: [B, Q, H] -> [B, heads, Q, C + R]."""
+    """Queries as they meet the cache entries: [B, Q, attention_width] -> [B, heads, Q, C + R]."""
     assert config.mla is not None
-    mla, hidden = config.mla, config.hidden_size
+    mla, size_in = config.mla, config.attention_width
     width = config.num_heads * mla.qk_head_dim
     if (rank := mla.q_lora_rank) is None:
-        query = linear(g, x, f"{name}.q_proj", (hidden, width), bias=False)
+        query = linear(g, x, f"{name}.q_proj", (size_in, width), bias=False)
     else:
-        latent = linear(g, x, f"{name}.q_a_proj", (hidden, rank), bias=mla.bias)
+        latent = linear(g, x, f"{name}.q_a_proj", (size_in, rank), bias=mla.bias)
         latent = rms_norm(g, latent, f"{name}.q_a_layernorm", rank, _LATENT_NORM_EPS)
         query = linear(g, latent, f"{name}.q_b_proj", (rank, width), bias=False)
     query = split_heads(g, query, config.num_heads, mla.qk_head_dim)
@@ -87,10 +87,10 @@ def _query(
 def _entry(
     g: GraphBuilder, x: ir.Value, name: str, config: DecoderConfig, step: StepValues
 ) -> ir.Value:
-    """New cache entries: [B, Q, H] -> [B, 1, Q, C + R]."""
+    """New cache entries: [B, Q, attention_width] -> [B, 1, Q, C + R]."""
     assert config.mla is not None
     mla = config.mla
-    sizes = (config.hidden_size, mla.entry_dim)
+    sizes = (config.attention_width, mla.entry_dim)
     both = linear(g, x, f"{name}.kv_a_proj_with_mqa", sizes, bias=mla.bias)
     both = g.op("Unsqueeze", both, g.ints(1))
     latent, key = g.ops("Split", 2, both, g.ints(mla.kv_lora_rank, mla.qk_rope_head_dim), axis=-1)

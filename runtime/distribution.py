@@ -164,3 +164,14 @@ def largest(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     found = values[candidates]
     kept: NDArray[np.int64] = candidates[found >= np.partition(found, -count)[-count]]
     return kept
+
+
+def top_ids(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """Indices of the `count` largest values, best first; equals go by index, NaN counts as -inf."""
+    count = min(count, len(values))
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
+    if np.isnan(values.max()):
+        values = np.where(np.isnan(values), -np.inf, values)
+    candidates = largest(values, count)
+    return candidates[np.argsort(-values[candidates], kind="stable")][:count]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specexport.errors import ConfigError
 from specexport.runtime.constraint import Mask
-from specexport.runtime.distribution import Distribution, to_distribution
+from specexport.runtime.distribution import Distribution, to_distribution, top_ids
 from specexport.runtime.draft import Draft
 from specexport.runtime.lengths import DraftShape
 from specexport.runtime.params import SamplingParams
@@ -125,16 +125,6 @@ class TokenMap:
         known = allowed if self.target_ids is None else allowed[self.target_ids]
         kept = known[: self.num_shared]
         return np.where(kept, logits[: self.num_shared], np.float32(-np.inf))
-
-
-def top_ids(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:  # [V] -> [count]
-    """Indices of the largest scores, best first; equals go by index."""
-    count = min(count, len(scores))
-    if count == 0:
-        return np.empty(0, dtype=np.int64)
-    candidates = np.argpartition(scores, -count)[-count:]
-    candidates.sort()
-    return candidates[np.argsort(-scores[candidates], kind="stable")]
 
 
 Choice = tuple[int, ...]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specexport.runtime.distribution import largest, to_distribution
+from specexport.runtime.distribution import to_distribution, top_ids
 from specexport.runtime.processing import LogitsProcessor
 
 Logits = NDArray[np.float32]  # [V]
@@ -38,7 +38,7 @@ def raw_logprobs(logits: Logits, token_id: int, num_top: int) -> TokenLogprobs:
     def logprob(i: int) -> float:
         return float(logits[i]) - total
 
-    top = tuple(Logprob(i, logprob(i)) for i in _top(logits, num_top))
+    top = tuple(Logprob(i, logprob(i)) for i in top_ids(logits, num_top).tolist())
     return TokenLogprobs(token_id, logprob(token_id), top)
 
 
@@ -56,15 +56,6 @@ def processed_logprobs(
     with np.errstate(divide="ignore"):
         logprobs = np.log(found.probs)
         own = float(np.log(found.prob(token_id)))
-    top = _top(logprobs, min(params.top_logprobs, len(logprobs)))
+    top = top_ids(logprobs, params.top_logprobs)
     likeliest = tuple(Logprob(int(found.token_ids[i]), float(logprobs[i])) for i in top)
     return TokenLogprobs(token_id, own, likeliest)
-
-
-def _top(values: NDArray[np.floating], count: int) -> list[int]:
-    """Indices of the largest values, best first; equals go by index."""
-    if count == 0:
-        return []
-    candidates = largest(values, count)
-    best: list[int] = candidates[np.argsort(-values[candidates], kind="stable")][:count].tolist()
-    return best

@@ -20,6 +20,7 @@ from tests.heads_tiny import HIDDEN, Tensors
 from tests.tiny import VOCAB_SIZE
 from tests.tiny_eagle3 import Case as Eagle3Case
 from tests.tiny_eagle3 import draft_ids
+from tests.tiny_mla import LATENT_CONFIG
 
 Source = Literal["embedding", "hidden"]
 """What a head predicts from: the token that it is given, or the hidden state before it."""
@@ -143,24 +144,16 @@ def teach_eagle3(
         value = torch.cat([0 * one, rms * (turn()[:size, :size] - residual)], 1)
     else:
         value = torch.cat([one, -rms * residual], 1)
-    focus = _FOCUS * torch.eye(case.head_dim, 2 * size, dtype=torch.float64)
-    attended = torch.zeros(2 * case.head_dim, 2 * size, dtype=torch.float64)
-    attended[:size] = value
-    output = torch.zeros(size, 4 * case.head_dim, dtype=torch.float64)
-    for i in range(size):  # two query heads read each key-value head
-        output[i, i if i < case.head_dim else i + case.head_dim] = 1
     taught = {
         "fc.weight": encoding @ cut @ _fusing(case, num_layers) * (source == "hidden"),
         "layers.0.input_layernorm.weight": torch.ones(size),
         "layers.0.hidden_norm.weight": 1 / torch.diag(encoding),
-        "layers.0.self_attn.q_proj.weight": focus.repeat(4, 1),
-        "layers.0.self_attn.k_proj.weight": focus.repeat(2, 1),
-        "layers.0.self_attn.v_proj.weight": attended,
-        "layers.0.self_attn.o_proj.weight": output,
         "norm.weight": norm,
     }
-    for name in ("fc", "layers.0.self_attn.v_proj", "layers.0.self_attn.o_proj"):
-        taught[f"{name}.weight"] = taught[f"{name}.weight"] + noise * w[f"{name}.weight"]
+    taught |= _latent_attention(w, value, rms) if case.is_latent else _attention(case, value)
+    for name in ("fc", *(f"layers.0.self_attn.{kind}_proj" for kind in ("v", "kv_b", "o"))):
+        if f"{name}.weight" in taught:
+            taught[f"{name}.weight"] = taught[f"{name}.weight"] + noise * w[f"{name}.weight"]
     if case.own_embedding:
         taught["embed_tokens.weight"] = embedding() @ cut.T
     if case.own_lm_head:
@@ -170,6 +163,51 @@ def teach_eagle3(
         taught["norm.weight"] = norm * scale_of(added(num_layers))
     taught |= {f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3 * case.fc_norm)}
     return _finish(w, taught, noise)
+
+
+def _attention(case: Eagle3Case, value: torch.Tensor) -> Tensors:
+    """Grouped-query attention that gives `value` [H, 2 * H] of its own row."""
+    size = case.size
+    focus = _FOCUS * torch.eye(case.head_dim, 2 * size, dtype=torch.float64)
+    attended = torch.zeros(2 * case.head_dim, 2 * size, dtype=torch.float64)
+    attended[:size] = value
+    output = torch.zeros(size, 4 * case.head_dim, dtype=torch.float64)
+    for i in range(size):  # two query heads read each key-value head
+        output[i, i if i < case.head_dim else i + case.head_dim] = 1
+    taught = {"q_proj": focus.repeat(4, 1), "k_proj": focus.repeat(2, 1)}
+    taught |= {"v_proj": attended, "o_proj": output}
+    return {f"layers.0.self_attn.{name}.weight": tensor for name, tensor in taught.items()}
+
+
+def _latent_attention(w: Tensors, value: torch.Tensor, rms: float) -> Tensors:
+    """The same where `value` reads the hidden state alone, 1 / `rms` large: it is the latent.
+
+    The rotated parts stay random; they weigh little beside the others.
+    """
+
+    def one(rows: int, columns: int) -> torch.Tensor:
+        return torch.eye(rows, columns, dtype=torch.float64)
+
+    nope = LATENT_CONFIG["qk_nope_head_dim"]
+    size, rank = LATENT_CONFIG["kv_lora_rank"], LATENT_CONFIG["q_lora_rank"]
+    name = "layers.0.self_attn"
+    hidden = torch.cat([0 * one(HIDDEN, HIDDEN), one(HIDDEN, HIDDEN)], 1)
+    query = w[f"{name}.q_b_proj.weight"].double().view(4, -1, rank).clone()
+    query[:, :nope] = _FOCUS * one(nope, rank)
+    entry = w[f"{name}.kv_a_proj_with_mqa.weight"].double()
+    up = torch.empty(4, nope + HIDDEN // 4, size, dtype=torch.float64)
+    up[:, :nope] = _FOCUS * one(nope, size)
+    up[:, nope:] = (value[:, HIDDEN:] @ one(HIDDEN, size)).view(4, -1, size)
+    taught = {
+        "q_a_proj": one(rank, HIDDEN) @ hidden,
+        "q_a_layernorm": torch.ones(rank),
+        "q_b_proj": query.flatten(0, 1),
+        "kv_a_proj_with_mqa": torch.cat([one(size, HIDDEN) @ hidden, entry[size:]]),
+        "kv_a_layernorm": torch.full((size,), (HIDDEN / size) ** 0.5 / rms),
+        "kv_b_proj": up.flatten(0, 1),
+        "o_proj": one(HIDDEN, HIDDEN),
+    }
+    return {f"{name}.{kind}.weight": tensor for kind, tensor in taught.items()}
 
 
 def _fusing(case: Eagle3Case, num_layers: int) -> torch.Tensor:

@@ -203,6 +203,7 @@ MAKERS: Mapping[str, Callable[[Path, Source, float], HeadBundle]] = {
             "SpecForge",
             "SpecForge, EAGLE-3.1",
             "ModelOpt, the target's output matrix",
+            "ModelOpt, latent attention",
             "speculators, two layers",
         )
     },

@@ -22,6 +22,7 @@ from tests.heads_tiny import (
     write_head,
 )
 from tests.tiny import VOCAB_SIZE
+from tests.tiny_mla import LATENT_CONFIG, latent_attention, latent_weights, small_latents
 
 V_DRAFT = 90
 LLAMA3 = {
@@ -84,19 +85,16 @@ class Case:
     edit: Callable[[Tensors], Tensors] = lambda w: w
     """Changes the random weights."""
 
+    @property
+    def is_latent(self) -> bool:
+        return "kv_lora_rank" in self.layer_config
+
     def weights(self) -> Tensors:
         """By the names of the equation, which are ModelOpt's."""
         random = Random()
-        w = layer_weights(
-            random,
-            "layers.0",
-            size=self.size,
-            input_size=2 * self.size,
-            head_dim=self.head_dim,
-            biases=self.biases,
-        )
+        w = self._layer(random, "layers.0", 2 * self.size)
         for i in range(1, self.num_layers):
-            w |= layer_weights(random, f"layers.{i}", size=self.size, head_dim=self.head_dim)
+            w |= self._layer(random, f"layers.{i}", self.size)
             w[f"layers.{i}.input_layernorm.weight"] = random.norm(self.size)
         w["fc.weight"] = random.matrix(self.size, 3 * HIDDEN)
         for name in ("layers.0.hidden_norm", "layers.0.input_layernorm", "norm"):
@@ -114,6 +112,26 @@ class Case:
         if self.qk_norm:
             w |= {f"layers.0.self_attn.{x}_norm.weight": random.norm(self.head_dim) for x in "qk"}
         return self.edit(w)
+
+    def _layer(self, random: Random, name: str, input_size: int) -> Tensors:
+        w = layer_weights(
+            random,
+            name,
+            size=self.size,
+            input_size=input_size,
+            head_dim=self.head_dim,
+            biases=self.biases,
+        )
+        if not self.is_latent:
+            return w
+        dense = {key: tensor for key, tensor in w.items() if ".self_attn." not in key}
+        return dense | latent_weights(
+            random,
+            f"{name}.self_attn",
+            self.layer_config,
+            input_size=input_size,
+            biases=self.biases,
+        )
 
     def tensors(self) -> Tensors:
         """As the file holds them."""
@@ -178,6 +196,8 @@ QWEN3_LAYERS = {
     "sliding_window": None,
     "max_window_layers": 28,
 }
+LATENT = {**MODELOPT, **LATENT_CONFIG, "architectures": ["Eagle3DeepseekV2ForCausalLM"]}
+LATENT_PLAIN = {"q_lora_rank": None, "rope_scaling": None}
 NARROW = {**LAYER_CONFIG, "hidden_size": 24, "target_hidden_size": HIDDEN}
 
 CASES = {
@@ -227,6 +247,35 @@ CASES = {
         spell=as_it_is,
         reduced=False,
         own_lm_head=False,
+    ),
+    "ModelOpt, latent attention": Case(
+        "ModelOpt",
+        LATENT,
+        spell=as_it_is,
+        with_t2d=False,
+        layer_config=LATENT_CONFIG,
+        edit=small_latents,
+    ),
+    "ModelOpt, latent attention, queries in one step": Case(
+        "ModelOpt",
+        {**LATENT, **LATENT_PLAIN, "attention_bias": None},
+        fc_norm=True,
+        biases=("kv_a_proj_with_mqa", "o_proj"),
+        layer_config={**LATENT_CONFIG, **LATENT_PLAIN},
+    ),
+    "ModelOpt, latent attention, halves, two layers": Case(
+        "ModelOpt",
+        {
+            **LATENT,
+            "architectures": ["Eagle3DeepseekV3ForCausalLM"],
+            "num_hidden_layers": 2,
+            "rope_interleave": False,
+            "norm_output": True,
+        },
+        spell=as_it_is,
+        num_layers=2,
+        norm_output=True,
+        layer_config={**LATENT_CONFIG, "rope_interleave": False},
     ),
     "AngelSlim": Case("AngelSlim", ANGELSLIM, own_embedding=True),
     "speculators, Llama": Case(
@@ -280,11 +329,12 @@ def reference(
     e = rms_norm(table[ids], w["layers.0.input_layernorm.weight"])
     g = rms_norm(features, w["layers.0.hidden_norm.weight"])
     x, read = g if case.norm_before_residual else features, torch.cat([e, g], dim=-1)
+    attend = latent_attention if case.is_latent else attention
     for i in range(case.num_layers):
         name, positions = f"layers.{i}", torch.arange(len(ids))
         if i > 0:
             read = rms_norm(x, w[f"{name}.input_layernorm.weight"])
-        h = x + attention(w, f"{name}.self_attn", read, positions, case.layer_config)
+        h = x + attend(w, f"{name}.self_attn", read, positions, case.layer_config)
         x = h + mlp(w, f"{name}.mlp", rms_norm(h, w[f"{name}.post_attention_layernorm.weight"]))
     normed = rms_norm(x, w["norm.weight"])
     output = w.get(

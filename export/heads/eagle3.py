@@ -6,7 +6,8 @@ A step: the first layer's attention reads `cat(input_layernorm(e), hidden_norm(g
 first, and its residual is g itself; then `logits = lm_head(norm(x))`, and x before that norm is
 what the next step reads in the place of g.
 Producers' differences are in `eagle3_layouts` and `taps`; where a file speaks for itself (norms,
-biases, own embedding and output matrix), the file is believed, whatever config.json says.
+biases, latent attention, own embedding and output matrix), the file is believed, whatever
+config.json says.
 """
 
 import re

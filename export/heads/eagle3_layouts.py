@@ -4,7 +4,7 @@
 |---|---|
 | speculators | `transformer_layer_config` (the layers' config nested in it) |
 | AngelSlim | architecture Eagle3LlamaForCausalLM |
-| ModelOpt | architecture LlamaForCausalLMEagle3 with `layers.0.*` |
+| ModelOpt | architecture LlamaForCausalLMEagle3 with `layers.0.*`, or Eagle3DeepseekV2ForCausalLM |
 | SpecForge | architecture LlamaForCausalLMEagle3 with `midlayer.*` |
 | SafeAILab | any other with `midlayer.*`: the reference |
 """
@@ -18,6 +18,7 @@ from specexport.export.config_values import Size, Strict, check_values
 
 Config = Mapping[str, Any]
 _WHERE = "config.json of the head"
+_LATENT_ARCHITECTURES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 
 
 class _Norms(Strict):
@@ -116,6 +117,8 @@ def _producer(values: _Values, files: Collection[str]) -> str:
         return "speculators"
     if "Eagle3LlamaForCausalLM" in architectures:
         return "AngelSlim"
+    if any(name in architectures for name in _LATENT_ARCHITECTURES):
+        return "ModelOpt"
     if "LlamaForCausalLMEagle3" in architectures:
         return "SpecForge" if any("midlayer." in name for name in files) else "ModelOpt"
     return "SafeAILab"
@@ -127,9 +130,6 @@ def _refuse_variants(values: _Values, files: Collection[str], source: str) -> No
     parallel = {"mask_hidden", "model.mask_hidden"} & set(files) or kind == "peagle"
     mask_ids = (values.pard_token, values.ptd_token_id)
     reasons = {
-        "it has multi-head latent attention (Eagle3DeepseekV2ForCausalLM)": any(
-            "kv_a_proj_with_mqa" in name for name in files
-        ),
         "it drafts all tokens in one pass (P-EAGLE, parallel drafting)": bool(
             parallel
             or values.parallel_drafting

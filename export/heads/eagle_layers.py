@@ -1,14 +1,14 @@
-"""The decoder layers of an EAGLE head: those of Llama, but for what the first one reads."""
+"""The decoder layers of an EAGLE head: those of a target, but for what the first one reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from specexport.export.config import DecoderConfig
-from specexport.export.decoder import attention_shape
+from specexport.export.decoder import attention_layer
 from specexport.export.graph_io import CachePair
 from specexport.export.heads.step_graph import StepInputs
-from specexport.export.layers import GraphBuilder, StepValues, attention, gated_mlp, rms_norm
+from specexport.export.layers import GraphBuilder, StepValues, gated_mlp, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def _layer(
 ) -> tuple[ir.Value, CachePair]:
     """`h = residual + attention(attended)`, then `h + mlp(norm(h))`."""
     size = config.hidden_size
-    shape = attention_shape(config, x.width)
-    attended, present = attention(g, x.attended, f"{name}.self_attn", shape, step, past)
+    wide = replace(config, attention_input_size=x.width)
+    attended, present = attention_layer(g, wide, x.attended, f"{name}.self_attn", step, past)
     h = g.op("Add", x.residual, attended)
     normed = rms_norm(g, h, f"{name}.post_attention_layernorm", size, config.norm_eps)
     sizes = (size, config.intermediate_size)

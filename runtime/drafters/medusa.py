@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.engines.step import FunctionRunner
-from specexport.runtime.distribution import Distribution
+from specexport.runtime.distribution import Distribution, top_ids
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest, NoDrafter, Progress
-from specexport.runtime.growth import Choice, Nodes, StaticTree, TokenMap, top_ids
+from specexport.runtime.growth import Choice, Nodes, StaticTree, TokenMap
 from specexport.runtime.request import Request
 from specexport.runtime.tree import ROOT
 

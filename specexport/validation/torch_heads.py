@@ -1,4 +1,4 @@
-"""Drafting heads in PyTorch, with transformers' attention, MLP and norms: the reference of graphs.
+"""Drafting heads in PyTorch, over whole sequences: the reference of graphs.
 
 Which tensor is which, and what a producer's config means, is read as `build` reads it; the
 equations are written here once more.
@@ -6,7 +6,7 @@ equations are written here once more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from specexport.export.heads.plan import HeadPlan, RenamedTensors
 from specexport.export.heads.plans import HEAD_METHODS
 from specexport.export.manifest import FloatType
 from specexport.validation.reference import Reference, rounded
+from specexport.validation.torch_layers import EagleLayers, Weights
 
-Weights = dict[str, torch.Tensor]
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Logits [T, V_draft] and recycled states [T, H]."""
 
@@ -110,7 +110,7 @@ class TorchEagle:
         opened = _Opened.read("eagle", source, target, weight_type)
         self._reference, self._weights = reference, opened.weights
         self.layout, self.token_map = opened.plan.layout, opened.plan.token_map
-        self._layers = _Layers(opened.weights, opened.checkpoint.config)
+        self._layers = EagleLayers(opened.weights, opened.checkpoint.config)
 
     def taps(self, token_ids: Sequence[int]) -> torch.Tensor:
         """The states after the final norm: [T, H]."""
@@ -145,7 +145,7 @@ class TorchEagle3:
         self._reference, self._weights = reference, opened.weights
         self.layout, self.token_map = opened.plan.layout, opened.plan.token_map
         self._taps = opened.plan.taps
-        self._layers = _Layers(opened.weights, self._layout.layers)
+        self._layers = EagleLayers(opened.weights, self._layout.layers)
 
     def taps(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Of several layers: [T, n * H_target]."""
@@ -180,89 +180,3 @@ class TorchEagle3:
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return self._layers.norm(x, f"{name}.weight")
-
-
-class _Layers:
-    """The decoder layers of an EAGLE head, of transformers' modules."""
-
-    def __init__(self, weights: Weights, values: Any) -> None:  # noqa: ANN401 - a parsed config.json
-        """`values` is the config.json of the layers."""
-        from transformers import LlamaConfig, Qwen3Config
-        from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-        from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
-
-        has_norms = "layers.0.self_attn.q_norm.weight" in weights
-        config_class = Qwen3Config if has_norms else LlamaConfig
-        known = {key: v for key, v in values.items() if key not in ("architectures", "model_type")}
-        if has_norms and known.get("head_dim") is None:  # Qwen3's own default is another
-            known["head_dim"] = known["hidden_size"] // known["num_attention_heads"]
-        self._config = config_class(**known)
-        self._config._attn_implementation = "eager"
-        self._weights = weights
-        self._rotary = LlamaRotaryEmbedding(self._config)
-        attention_class = Qwen3Attention if has_norms else LlamaAttention
-        self._attentions = [
-            self._attention(attention_class(self._config, layer_idx=0), f"layers.{i}.self_attn")
-            for i in range(self._config.num_hidden_layers)
-        ]
-
-    def run(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """`residual` [T, H]; `attended` [T, width] is what the first layer's attention reads."""
-        x, n = residual, len(residual)
-        positions = torch.arange(n)[None]
-        embeddings = self._rotary(attended[None], positions)
-        mask = causal_mask(n, self._window)
-        for i, attention in enumerate(self._attentions):
-            if i > 0:
-                attended = self.norm(x, f"layers.{i}.input_layernorm.weight")
-            with torch.inference_mode():
-                (y, *_) = attention(
-                    attended[None], position_embeddings=embeddings, attention_mask=mask
-                )
-            x = x + y[0]
-            normed = self.norm(x, f"layers.{i}.post_attention_layernorm.weight")
-            x = x + self._mlp(normed, f"layers.{i}.mlp")
-        return x
-
-    def norm(self, x: torch.Tensor, weight: str) -> torch.Tensor:
-        """RMSNorm over the last axis."""
-        eps = self._config.rms_norm_eps
-        return torch.nn.functional.rms_norm(x, x.shape[-1:], self._weights[weight], eps)
-
-    @property
-    def _window(self) -> int | None:
-        kinds = getattr(self._config, "layer_types", None) or []
-        return self._config.sliding_window if "sliding_attention" in kinds else None
-
-    def _attention(self, module: Any, name: str) -> Any:  # noqa: ANN401 - transformers' classes
-        for kind in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(module, kind, self._linear(f"{name}.{kind}"))
-        for kind in ("q_norm", "k_norm"):
-            if (weight := self._weights.get(f"{name}.{kind}.weight")) is not None:
-                getattr(module, kind).weight.data = weight
-        return module.eval()
-
-    def _linear(self, name: str) -> torch.nn.Linear:
-        weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
-        module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-        module.weight.data = weight
-        if bias is not None:
-            module.bias.data = bias
-        return module
-
-    def _mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        def linear(kind: str, x: torch.Tensor) -> torch.Tensor:
-            weight = self._weights[f"{name}.{kind}_proj.weight"]
-            bias = self._weights.get(f"{name}.{kind}_proj.bias")
-            return torch.nn.functional.linear(x, weight, bias)
-
-        return linear("down", torch.nn.functional.silu(linear("gate", x)) * linear("up", x))
-
-
-def causal_mask(length: int, window: int | None) -> torch.Tensor:  # [1, 1, T, T]
-    """0 where a row may look, else minus infinity."""
-    rows, keys = torch.arange(length)[:, None], torch.arange(length)
-    hidden = keys > rows
-    if window is not None:
-        hidden |= keys <= rows - window
-    return torch.zeros(length, length).masked_fill(hidden, -torch.inf)[None, None]

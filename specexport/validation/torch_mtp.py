@@ -12,7 +12,8 @@ from specexport.export.heads.mtp import find_mtp_layer
 from specexport.export.heads.plan import RenamedTensors
 from specexport.export.manifest import FloatType
 from specexport.validation.reference import ExtraLayer, Reference
-from specexport.validation.torch_heads import Rows, causal_mask, read_weights
+from specexport.validation.torch_heads import Rows, read_weights
+from specexport.validation.torch_layers import causal_mask
 
 
 class TorchMtp:

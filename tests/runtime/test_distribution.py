@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specexport.errors import EngineError
-from specexport.runtime.distribution import Distribution, largest, to_distribution
+from specexport.runtime.distribution import Distribution, largest, to_distribution, top_ids
 from specexport.runtime.params import SamplingParams
 from tests.reference_options import reference_probs
 
@@ -56,6 +56,23 @@ def test_the_largest_values_are_found_with_all_their_ties(
     values = np.random.default_rng(seed).integers(0, num_values, size).astype(np.float32)
     limit = sorted(values, reverse=True)[min(count, size) - 1]
     assert largest(values, count).tolist() == [i for i in range(size) if values[i] >= limit]
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1, 5, 64, 3000]),
+    count=st.integers(0, 70),
+    share_nan=st.sampled_from([0.0, 0.05, 1.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_likeliest_ids_are_those_of_a_stable_sort(
+    seed: int, size: int, count: int, share_nan: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 9, size).astype(np.float32)  # few values: many are equal
+    values[rng.random(size) < share_nan] = np.nan
+    expected = sorted(range(size), key=lambda i: np.inf if np.isnan(values[i]) else -values[i])
+    assert top_ids(values, count).tolist() == expected[:count]
 
 
 def test_greedy_is_one_hot_at_the_first_largest_logit() -> None:

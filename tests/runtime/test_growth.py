@@ -12,8 +12,9 @@ from scipy import stats
 from scipy.special import log_softmax
 
 from specexport.errors import ConfigError
+from specexport.runtime.distribution import top_ids
 from specexport.runtime.draft import Draft
-from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap, top_ids
+from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.tree import ROOT, tree_shape
 

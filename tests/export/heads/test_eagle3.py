@@ -81,6 +81,7 @@ def changed(name: str, config: dict[str, Any], **changes: torch.Tensor | None) -
     return merged, {k: v for k, v in tensors.items() if v is not None}
 
 
+LATENT = "ModelOpt, latent attention"
 IDS = "eagle_aux_hidden_state_layer_ids"
 ABSOLUTE, SHIFTED = draft_ids(), draft_ids() + 1 - torch.arange(V_DRAFT)
 REFUSED = {
@@ -197,9 +198,25 @@ REFUSED = {
         changed("SafeAILab", {}, extra_d2t=torch.ones(3)),
         "holds 1 tensor.*'extra_d2t'",
     ),
-    "multi-head latent attention": (
+    "latents of no size": (
+        changed(LATENT, {"kv_lora_rank": 0}),
+        "latent attention: kv_lora_rank is 0; input should be greater than 0",
+    ),
+    "a size of latent attention that is no number": (
+        changed(LATENT, {"v_head_dim": "8"}),
+        "latent attention: v_head_dim is '8'; input should be a valid integer",
+    ),
+    "sizes of latent attention that are not the file's": (
+        changed(LATENT, {"qk_nope_head_dim": "remove"}),  # DeepSeek's 128
+        r"kv_b_proj\.weight has shape \[80, 40\]; \[544, 40\] was expected",
+    ),
+    "queries in two steps that the config does not promise": (
+        changed(LATENT, {"q_lora_rank": None}),
+        r"lacks 1 tensor.*'layers\.0\.self_attn\.q_proj\.weight'",
+    ),
+    "a part of latent attention": (
         changed("ModelOpt", {}, layers__0__self_attn__kv_a_proj_with_mqa__weight=torch.ones(2)),
-        r"multi-head latent attention \(Eagle3DeepseekV2ForCausalLM\)",
+        r"lacks 5 tensor.*'layers\.0\.self_attn\.kv_a_layernorm\.weight'",
     ),
     "P-EAGLE by its tensor": (
         changed("speculators, Llama", {}, mask_hidden=torch.ones(1, 1, 96)),
