@@ -1,13 +1,13 @@
 """What a step costs on this machine: measured by `specexport tune`, corrected while running."""
 
+import math
 import platform
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -16,9 +16,15 @@ from specexport.engines.step import StepInput, StepRunner
 from specexport.runtime.batch import Batch, Row
 
 TUNING_NAME = "tuning.json"
-_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _SHORT, _LONG = 16, 512
-_REPEATS = 3
+_ROUNDS = 4
+_BUDGET_S = 3.0
+"""Of the first round over all sizes."""
+_LOAD_WEIGHT, _SIZE_WEIGHT = 0.1, 0.05
+"""Of the newest step."""
+
+Kind = TypeVar("Kind")
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -28,15 +34,18 @@ class _Frozen(BaseModel):
 
 
 class StepCosts(_Frozen):
-    """Seconds of one graph's step, by its query tokens and by what they look at.
+    """Seconds of one graph's step, by its rows, its query tokens and their context.
 
-    On a CPU a step of B rows costs what B·Q tokens of one row cost, plus attention.
+    Apart from attention, a step of B rows costs what B·Q tokens of one row cost; attention reads
+    each row's context once, and computes with every query token's.
     """
 
     num_tokens: tuple[Annotated[int, Field(gt=0)], ...]  # ascending
     seconds: tuple[Seconds, ...]
-    seconds_per_pair: Seconds
-    """For each (query token, context token)."""
+    row_context_s: Seconds
+    """For each token that a row looks at."""
+    pair_s: Seconds
+    """For each token that a query token looks at."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -46,9 +55,10 @@ class StepCosts(_Frozen):
             raise ValueError("num_tokens must ascend")
         return self
 
-    def step_s(self, num_tokens: int, num_pairs: int) -> float:
-        """A step of so many query tokens, which look at so many pairs in all."""
-        return self._tokens_s(num_tokens) + self.seconds_per_pair * num_pairs
+    def step_s(self, num_rows: int, num_tokens: int, longest: int) -> float:
+        """A step of so many rows and query tokens in all, where the longest text is so long."""
+        context_s = (self.row_context_s * num_rows + self.pair_s * num_tokens) * longest
+        return self._tokens_s(num_tokens) + context_s
 
     def _tokens_s(self, num_tokens: int) -> float:
         """Between measured points and past the last one on straight lines."""
@@ -86,38 +96,55 @@ def _processor_name() -> str:
 
 
 def measure_costs(runner: StepRunner) -> StepCosts:
-    """Time steps of a loaded graph; its cache must be free. Takes some dozens of steps."""
-    sizes = [n for n in _TOKENS if n <= runner.profile.max_query]
-    seconds = []
-    for size in sizes:
-        seconds.append(_time_step(runner, _SHORT, size))
+    """Time steps of a loaded graph; its cache must be free. Takes some dozens of steps.
+
+    Of a large model, whose steps are slow, the largest sizes are left out.
+    """
+    started = time.perf_counter()
+    sizes, steps = [], {}
+    for size in _TOKENS:
+        if size > runner.profile.max_query or time.perf_counter() - started > _BUDGET_S:
+            break
+        sizes.append(size)
+        steps[size] = _row_step(runner, _SHORT, size)
+        runner.run(steps[size])  # the first of a shape allocates
+    times = _fastest(runner, steps)
     # Interference only ever slows a step down, and a larger step is never faster.
-    seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
+    seconds = np.minimum.accumulate([times[size] for size in reversed(sizes)])[::-1].tolist()
+    row_s, pair_s = _context_s(runner, sizes[-1])
     return StepCosts(
-        num_tokens=tuple(sizes), seconds=tuple(seconds), seconds_per_pair=_pair_s(runner, sizes[-1])
+        num_tokens=tuple(sizes), seconds=tuple(seconds), row_context_s=row_s, pair_s=pair_s
     )
 
 
-def _pair_s(runner: StepRunner, max_width: int) -> float:
-    """Seconds for each (query, context) pair: how much slower a long context makes a step."""
+def _context_s(runner: StepRunner, max_width: int) -> tuple[float, float]:
+    """How much slower a token more of context makes a step: for each row, for each query token."""
     width = min(8, max_width)
-    long = min(_LONG, runner.profile.max_length - width)
-    if long <= _SHORT:
-        return 0.0
-    extra_s = _time_step(runner, long, width) - _time_step(runner, _SHORT, width)
-    return max(extra_s, 0.0) / (width * (long - _SHORT))
+    more = min(_LONG, runner.profile.max_length - width) - _SHORT
+    if more <= 0 or width < 2:
+        return 0.0, 0.0
+    steps = {
+        (start, size): _row_step(runner, start, size)
+        for start in (_SHORT, _SHORT + more)
+        for size in (1, width)
+    }
+    times = _fastest(runner, steps)
+    one, all_s = (
+        max(times[_SHORT + more, size] - times[_SHORT, size], 0.0) / more for size in (1, width)
+    )
+    pair_s = max(all_s - one, 0.0) / (width - 1)
+    return max(one - pair_s, 0.0), pair_s
 
 
-def _time_step(runner: StepRunner, start: int, num_tokens: int) -> float:
-    """Fastest of a few steps of one row, seconds."""
-    step = _row_step(runner, start, num_tokens)
-    runner.run(step)  # the first of a shape allocates
-    times = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        runner.run(step)
-        times.append(time.perf_counter() - started)
-    return min(times)
+def _fastest(runner: StepRunner, steps: dict[Kind, StepInput]) -> dict[Kind, float]:
+    """Seconds of each step, the fastest of a few rounds over all of them."""
+    times = dict.fromkeys(steps, math.inf)
+    for _ in range(_ROUNDS):
+        for kind, step in steps.items():
+            started = time.perf_counter()
+            runner.run(step)
+            times[kind] = min(times[kind], time.perf_counter() - started)
+    return times
 
 
 def _row_step(runner: StepRunner, start: int, num_tokens: int) -> StepInput:
@@ -129,34 +156,35 @@ def _row_step(runner: StepRunner, start: int, num_tokens: int) -> StepInput:
     return Batch.build([row], runner.profile.max_length, runner.spec.sliding_window).step
 
 
-class Corrections:
-    """How much longer steps really take than the table says, by size; a running estimate."""
+class LiveCosts:
+    """A table, corrected by what steps really take: for the machine's load, and size by size."""
 
-    def __init__(self, weight: float = 0.1) -> None:
-        """`weight` is that of the newest step."""
-        self._weight = weight
-        self._ratios: dict[int, float] = {}
+    def __init__(self, table: StepCosts) -> None:
+        self._table = table
+        self.load = 1.0
+        """How much longer steps of all sizes take now."""
+        self._sizes: dict[int, float] = {}
 
-    def observe(self, num_tokens: int, predicted_s: float, measured_s: float) -> None:
+    def step_s(self, num_rows: int, num_tokens: int, longest: int) -> float:
+        """As the table's, corrected."""
+        factor = self._sizes.get(_size(num_tokens), 1.0) * self.load
+        return self._table.step_s(num_rows, num_tokens, longest) * factor
+
+    def observe(self, num_rows: int, num_tokens: int, longest: int, seconds: float) -> None:
         """Take in one step; a single outlier counts for little."""
-        if predicted_s <= 0:
+        predicted = self._table.step_s(num_rows, num_tokens, longest)
+        if predicted <= 0:
             return
-        bucket = self._bucket(num_tokens)
-        before = self._ratios.get(bucket, self.ratio(num_tokens))
-        ratio = min(measured_s / predicted_s, 2 * before)
-        self._ratios[bucket] = before + self._weight * (ratio - before)
+        size = _size(num_tokens)
+        factor = self._sizes.get(size, 1.0)
+        ratio = min(seconds / predicted, 2 * factor * self.load)
+        self.load += _LOAD_WEIGHT * (ratio / factor - self.load)
+        self._sizes[size] = factor + _SIZE_WEIGHT * (ratio / self.load - factor)
 
-    def ratio(self, num_tokens: int) -> float:
-        """The factor for a step of this size; of unseen sizes the typical one."""
-        return self._ratios.get(self._bucket(num_tokens), self.typical)
 
-    @property
-    def typical(self) -> float:
-        """The factor of the sizes that were seen, in the middle; 1 before any."""
-        return median(self._ratios.values()) if self._ratios else 1.0
-
-    def _bucket(self, num_tokens: int) -> int:
-        return int(np.log2(max(num_tokens, 1)) * 2)
+def _size(num_tokens: int) -> int:
+    """Sizes that are corrected together: two for each doubling."""
+    return int(2 * math.log2(max(num_tokens, 1)))
 
 
 def read_costs(bundle: Path, machine: str) -> dict[str, StepCosts]:

@@ -47,6 +47,21 @@ class Draft:
             node = self.parents[node]
         return tuple(reversed(tokens))
 
+    def cut(self, depth: int) -> "Draft":
+        """The first `depth` levels."""
+        if not self.parents or depth >= self.depth:
+            return self
+        depths = tree_shape(self.parents).depths
+        return self.kept([node for node in range(len(self)) if depths[node] < depth])
+
+    def num_first(self, path: Sequence[int]) -> int:
+        """How many nodes of a path, from its beginning, are the first of their siblings."""
+        children = tree_shape(self.parents).children
+        for i, node in enumerate(path):
+            if children[self.parents[node]][0] != node:
+                return i
+        return len(path)
+
     def kept(self, nodes: Sequence[int]) -> "Draft":
         """The draft of some nodes, ascending and closed under parents."""
         number = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.errors import ConfigError
+from specexport.runtime.adaptive import DraftShape
 from specexport.runtime.constraint import Mask
 from specexport.runtime.distribution import Distribution, to_distribution, top_ids
 from specexport.runtime.draft import Draft
-from specexport.runtime.lengths import DraftShape
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.tree import ROOT
@@ -77,8 +77,15 @@ class Grower(Protocol):
     max_nodes: int
     """Most nodes of a draft, and of what is computed for one."""
 
+    width: int
+    """Children of a node at the most."""
+
     def shape(self, depth: int) -> DraftShape:
         """What drafts of that depth consist of."""
+        ...
+
+    def narrowed(self, width: int) -> "Grower":
+        """The shape with no more than `width` children of a node, the likeliest."""
         ...
 
     def start(
@@ -143,6 +150,7 @@ class StaticTree:
         self.choices = sorted(choices, key=lambda choice: (len(choice), choice))
         check_choices(self.choices)
         self.depth = len(self.choices[-1])
+        self.width = 1 + max(rank for choice in self.choices for rank in choice)
         self.max_nodes = len(self.choices)
         self.children: dict[Choice, list[Choice]] = {}
         for choice in self.choices:
@@ -159,7 +167,13 @@ class StaticTree:
         inner = [choice for choice in self.children if choice and len(choice) < depth]
         levels = range(1, min(depth, self.depth))
         widths = tuple(sum(len(choice) == level for choice in inner) for level in levels)
-        return DraftShape(len(kept), (1, *widths) if depth else ())
+        num_steps = (1, *widths) if depth else ()
+        return DraftShape(depth, len(kept), num_steps, self.width)
+
+    def narrowed(self, width: int) -> "StaticTree":
+        """The nodes on whose path no rank is beyond `width`."""
+        kept = [choice for choice in self.choices if max(choice) < width]
+        return StaticTree(kept) if kept and len(kept) < len(self.choices) else self
 
     def start(
         self, params: SamplingParams, position: int, depth: int, token_map: TokenMap
@@ -255,13 +269,21 @@ class DynamicTree:
     def __init__(self, depth: int, top_k: int, num_nodes: int) -> None:
         """`depth` counts levels of drafted tokens, the children of the text included."""
         self.depth, self.top_k, self.num_nodes = depth, top_k, num_nodes
+        self.width = top_k
         self.max_nodes = max(num_nodes, top_k * (depth - 1))
 
     def shape(self, depth: int) -> DraftShape:
         """The likeliest paths of each level are computed together."""
         depth = min(depth, self.depth)
         grown = self.top_k + max(depth - 1, 0) * self.top_k**2 if depth else 0
-        return DraftShape(min(self.num_nodes, grown), (1, *[self.top_k] * (depth - 1))[:depth])
+        widths = (1, *[self.top_k] * (depth - 1))[:depth]
+        return DraftShape(depth, min(self.num_nodes, grown), widths, self.top_k)
+
+    def narrowed(self, width: int) -> "DynamicTree":
+        """Paths with fewer children each."""
+        if width >= self.top_k:
+            return self
+        return DynamicTree(self.depth, width, min(self.num_nodes, width * self.depth))
 
     def start(
         self, params: SamplingParams, position: int, depth: int, token_map: TokenMap

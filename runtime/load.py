@@ -24,6 +24,7 @@ from specexport.export.manifest import (
     StaticTreeSpec,
     SuffixMethod,
 )
+from specexport.runtime.adaptive import AdaptiveLength, DraftShape
 from specexport.runtime.costs import costs_of
 from specexport.runtime.drafters.base import Drafter, NoDrafter
 from specexport.runtime.drafters.constrained import Constrained
@@ -33,7 +34,6 @@ from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
-from specexport.runtime.lengths import AdaptiveLength, DraftShape
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.options import EngineOptions
 
@@ -198,10 +198,8 @@ class _Loader:
         """Draft lengths up to `k` by what the graphs' steps cost."""
         runners = [target, self._opened] if self._opened else [target]
         costs = costs_of(self._bundle, runners, self._threads or usable_cpus())
-        shape = self._grower.shape if self._grower else DraftShape.chain
         drafter = costs[self._opened.spec.path] if self._opened else None
-        shapes = [shape(length) for length in range(k + 1)]
-        return AdaptiveLength(costs[target.spec.path], drafter, shapes)
+        return AdaptiveLength(costs[target.spec.path], drafter, _shapes(self._grower, k))
 
     def _own(self, method: Method) -> Drafter:
         if isinstance(method, NgramMethod):
@@ -285,6 +283,17 @@ class _Loader:
                 f"to {target_ids.max()}. Build the bundle again."
             )
         return TokenMap(len(target_ids), target_ids)
+
+
+def _shapes(grower: Grower | None, k: int) -> list[DraftShape]:
+    """What drafts of up to `k` tokens may look like: as the grower's, or chains."""
+    if grower is None:
+        return [DraftShape.chain(length) for length in range(1, k + 1)]
+    growers = {grower.width: grower, 1: grower.narrowed(1)}.values()
+    shapes = [g.shape(depth) for g in growers for depth in range(1, min(k, g.depth) + 1)]
+    # Beyond the grower's depth only a lookup drafts, which takes no time.
+    widths = (1,) * grower.depth
+    return shapes + [DraftShape(n, n, widths) for n in range(grower.depth + 1, k + 1)]
 
 
 def _load_ids(path: Path) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from specexport.runtime.batch import Batch, Row
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, Progress
-from specexport.runtime.lengths import DraftLengths, FixedLength, RowState
+from specexport.runtime.lengths import DraftLengths, FixedLength, Outcome, RowState
 from specexport.runtime.logprobs import TokenLogprobs
 from specexport.runtime.lossy import LogitsAt, verify_lossy
 from specexport.runtime.prefix_cache import PrefixCache
@@ -165,19 +165,42 @@ class SpeculativeLoop:
         if not turns:
             return []
         started = time.perf_counter()
-        rows = []
-        for turn in turns:
-            room = min(self._num_speculative_tokens, turn.request.num_left - 1)
-            max_draft = room if turn.is_whole else 0
-            num_tokens = turn.request.num_computed + turn.num_tokens
-            rows.append(RowState(turn.request.id, num_tokens, turn.num_tokens, max_draft))
-        lengths = self._lengths.choose(rows)
-        wanted = [DraftRequest(t.request, length) for t, length in zip(turns, lengths, strict=True)]
-        drafts = self._drafter.propose(wanted)
+        rows = [self._row_state(turn) for turn in turns]
+        drafts = self._found(turns, rows) if self._drafter.is_free else self._made(turns, rows)
         for turn in turns:
             self._slots.keep_blocks(turn.request)
         self._counters.draft_time_s += time.perf_counter() - started
         return [replace(turn, draft=draft) for turn, draft in zip(turns, drafts, strict=True)]
+
+    def _row_state(self, turn: Turn) -> RowState:
+        request = turn.request
+        room = min(self._num_speculative_tokens, request.num_left - 1)
+        return RowState(
+            request.id,
+            request.num_computed + turn.num_tokens,
+            turn.num_tokens,
+            turn.is_whole,
+            max_depth=room if turn.is_whole else 0,
+            num_behind=self._drafter.num_behind(request),
+        )
+
+    def _found(self, turns: Sequence[Turn], rows: Sequence[RowState]) -> list[Draft]:
+        """Drafts that cost nothing to make: which pay is decided once they are there."""
+        wanted = [DraftRequest(t.request, r.max_depth) for t, r in zip(turns, rows, strict=True)]
+        drafts = self._drafter.propose(wanted)
+        rows = [replace(r, max_depth=d.depth) for r, d in zip(rows, drafts, strict=True)]
+        sizes = self._lengths.choose(rows)
+        return [draft.cut(size.depth) for draft, size in zip(drafts, sizes, strict=True)]
+
+    def _made(self, turns: Sequence[Turn], rows: Sequence[RowState]) -> list[Draft]:
+        """Drafts of the sizes that promise to pay."""
+        sizes = self._lengths.choose(rows)
+        return self._drafter.propose(
+            [
+                DraftRequest(turn.request, size.depth, size.width)
+                for turn, size in zip(turns, sizes, strict=True)
+            ]
+        )
 
     def _run_together(self, turns: Sequence[Turn]) -> list[NewTokens]:
         """One call of the target."""
@@ -283,7 +306,7 @@ class SpeculativeLoop:
         for acceptance in (request.stats.acceptance, self._counters.acceptance):
             acceptance.record(draft.depth, verdict.num_accepted, len(draft))
         self._counters.record_draft(draft.depth)
-        self._lengths.observe(request.id, draft.depth, verdict.num_accepted)
+        self._lengths.observe(request.id, _outcome(draft, verdict))
 
     def _reason_to_end(self, request: Request) -> FinishReason | None:
         if request.finish_reason is not None:
@@ -325,6 +348,12 @@ def _row(turn: Turn) -> Row:
         num_logits += 1 + len(draft)
     tree = whole_tree(len(request.token_ids), draft.parents) if draft else None
     return Row(start, [*tokens, *draft.token_ids], num_logits, tree)
+
+
+def _outcome(draft: Draft, verdict: Verdict) -> Outcome:
+    is_tree = len(draft) > draft.depth
+    first = draft.num_first(verdict.path) if is_tree else None
+    return Outcome(draft.depth, verdict.num_accepted, is_tree, first)
 
 
 def _after(logits: NDArray[np.float32]) -> LogitsAt:  # [n, V]

@@ -8,7 +8,7 @@ from specexport.export.manifest import GraphSpec, Manifest, read_manifest, verif
 from specexport.runtime.costs import Tuning, describe_machine, measure_costs, write_tuning
 
 _MAX_LENGTH = 1024
-_MAX_QUERY = 64
+_MAX_QUERY = 128
 
 
 def tune(bundle: Path, num_threads: int = 0) -> Tuning:

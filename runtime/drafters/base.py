@@ -8,16 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.runtime.draft import Draft
+from specexport.runtime.lengths import ANY_WIDTH
 from specexport.runtime.prefix_cache import Piece
 from specexport.runtime.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A running request and how deep a draft it may have; 0 where it wants none in this step."""
+    """A running request and how large a draft it may have."""
 
     request: Request
     max_tokens: int
+    """Its depth; 0 where none is wanted in this step."""
+    max_width: int = ANY_WIDTH
+    """Children of a node; 1 makes a chain of a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,11 @@ class Drafter(Protocol):
 
     A request's row in the drafter is its `slot`, as everywhere.
     """
+
+    @property
+    def is_free(self) -> bool:
+        """True where drafts cost next to nothing: they are cut to size once they are seen."""
+        ...
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """One draft, possibly empty, for each; none deeper than its `max_tokens`.
@@ -54,6 +63,10 @@ class Drafter(Protocol):
 
     def release(self, request: Request) -> None:
         """The request ended; forget it."""
+        ...
+
+    def num_behind(self, request: Request) -> int:
+        """Tokens that it must read before it can draft for the request."""
         ...
 
     def num_reusable(self, request: Request) -> int:
@@ -92,6 +105,11 @@ class NoDrafter:
     """Plain decoding: every draft is empty. Also the base of drafters that hold no engine."""
 
     @property
+    def is_free(self) -> bool:
+        """Nothing costs nothing."""
+        return True
+
+    @property
     def engine_time_s(self) -> float:
         """Nothing is run."""
         return 0.0
@@ -108,6 +126,10 @@ class NoDrafter:
 
     def release(self, request: Request) -> None:
         """Nothing to forget."""
+
+    def num_behind(self, request: Request) -> int:
+        """Nothing is read."""
+        return 0
 
     def num_reusable(self, request: Request) -> int:
         """All that the target has computed."""

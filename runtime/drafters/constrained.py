@@ -25,6 +25,11 @@ class Constrained:
         self._drafter = drafter
 
     @property
+    def is_free(self) -> bool:
+        """As the drafter."""
+        return self._drafter.is_free
+
+    @property
     def engine_time_s(self) -> float:
         """The drafter's."""
         return self._drafter.engine_time_s
@@ -48,6 +53,10 @@ class Constrained:
     def release(self, request: Request) -> None:
         """Pass it on."""
         self._drafter.release(request)
+
+    def num_behind(self, request: Request) -> int:
+        """The drafter's."""
+        return self._drafter.num_behind(request)
 
     def num_reusable(self, request: Request) -> int:
         """The drafter's."""

@@ -1,6 +1,7 @@
 """Two drafters: a cheap lookup, and another for the requests for which it finds nothing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,11 @@ class FirstOf:
         self._lookup, self._fallback = lookup, fallback
 
     @property
+    def is_free(self) -> bool:
+        """As the fallback."""
+        return self._fallback.is_free
+
+    @property
     def engine_time_s(self) -> float:
         """Seconds inside an inference library, of both."""
         return self._lookup.engine_time_s + self._fallback.engine_time_s
@@ -31,7 +37,7 @@ class FirstOf:
         """The lookup's draft where it has one, else the fallback's."""
         found = self._lookup.propose(wanted)
         left = [
-            DraftRequest(item.request, 0 if draft.token_ids else item.max_tokens)
+            replace(item, max_tokens=0) if draft.token_ids else item
             for item, draft in zip(wanted, found, strict=True)
         ]
         drawn = self._fallback.propose(left)
@@ -53,6 +59,10 @@ class FirstOf:
         """Both forget the request."""
         self._lookup.release(request)
         self._fallback.release(request)
+
+    def num_behind(self, request: Request) -> int:
+        """The fallback's."""
+        return self._fallback.num_behind(request)
 
     def num_reusable(self, request: Request) -> int:
         """The fallback's: a lookup has no cache."""

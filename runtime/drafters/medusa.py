@@ -41,6 +41,11 @@ class MedusaDrafter(NoDrafter):
         ]
 
     @property
+    def is_free(self) -> bool:
+        """The heads take time."""
+        return False
+
+    @property
     def engine_time_s(self) -> float:
         """Seconds inside the inference library."""
         return self._heads.run_time_s
@@ -52,10 +57,7 @@ class MedusaDrafter(NoDrafter):
             return [Draft()] * len(wanted)
         states = np.stack([self._last[w.request.id].hidden_state for w in ready])
         logits = self._heads.run(states)
-        drafts = {
-            w.request.id: self._draft(rows, w.max_tokens)
-            for w, rows in zip(ready, logits, strict=True)
-        }
+        drafts = {w.request.id: self._draft(rows, w) for w, rows in zip(ready, logits, strict=True)}
         return [drafts.get(w.request.id, Draft()) for w in wanted]
 
     def observe(self, request: Request, progress: Progress) -> None:
@@ -77,7 +79,7 @@ class MedusaDrafter(NoDrafter):
         is_newest = last is not None and last.position == len(request.token_ids) - 2
         return is_newest and request.num_output > 0
 
-    def _draft(self, logits: NDArray[np.float32], max_depth: int) -> Draft:  # [heads, V_draft]
+    def _draft(self, logits: NDArray[np.float32], wanted: DraftRequest) -> Draft:  # [heads, V]
         best = [
             top_ids(scores, num_ranks)
             for scores, num_ranks in zip(logits, self._num_ranks, strict=False)
@@ -86,7 +88,9 @@ class MedusaDrafter(NoDrafter):
         numbers: dict[Choice, int] = {(): ROOT}
         for choice in self._tree.choices:
             rank, depth = choice[-1], len(choice) - 1
-            if depth < max_depth and choice[:-1] in numbers and rank < len(best[depth]):
+            if depth >= wanted.max_tokens or rank >= wanted.max_width:
+                continue
+            if choice[:-1] in numbers and rank < len(best[depth]):
                 token_id = int(best[depth][rank])
                 if self._token_map is not None:
                     token_id = self._token_map.to_target(token_id)

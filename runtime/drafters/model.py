@@ -93,9 +93,15 @@ class ModelDrafter:
         """
         self._is_certain = is_certain
         self._runner, self._grower, self._token_map = runner, grower, token_map
+        self._narrow: dict[int, Grower] = {}  # by width
         self._is_head, self._fuse = is_head, fuse
         self._shift = 1 if is_head else 0  # row i holds token i + shift
         self._states: dict[int, _State] = {}
+
+    @property
+    def is_free(self) -> bool:
+        """The model takes time."""
+        return False
 
     @property
     def engine_time_s(self) -> float:
@@ -113,7 +119,7 @@ class ModelDrafter:
             ]
         )
         drafting = [
-            _Drafting(w.request, self._start(w.request, depth), {ROOT: root[w.request.id][1]})
+            _Drafting(w.request, self._start(w, depth), {ROOT: root[w.request.id][1]})
             for w, depth in zip(wanted, depths, strict=True)
             if depth
         ]
@@ -142,6 +148,12 @@ class ModelDrafter:
     def release(self, request: Request) -> None:
         """Forget the request."""
         self._states.pop(request.id, None)
+
+    def num_behind(self, request: Request) -> int:
+        """Rows of its text that are not in the drafter's cache."""
+        state = self._state(request)
+        known = state.num_pending if self._is_head else len(request.token_ids) - state.num_computed
+        return min(known, self._runner.profile.max_length)
 
     def num_reusable(self, request: Request) -> int:
         """A head has one row less than tokens; a draft model catches up without being asked."""
@@ -193,13 +205,22 @@ class ModelDrafter:
         else:
             is_known = max(tokens[state.num_computed :]) < self._runner.spec.vocab_size
         room = self._runner.profile.max_length - num_rows
-        return max(min(wanted.max_tokens, self._grower.depth, room), 0) if is_known else 0
+        depth = self._narrowed(wanted.max_width).depth
+        return max(min(wanted.max_tokens, depth, room), 0) if is_known else 0
 
-    def _start(self, request: Request, depth: int) -> Growth:
-        position, params = len(request.token_ids), request.params
+    def _start(self, wanted: DraftRequest, depth: int) -> Growth:
+        position, params = len(wanted.request.token_ids), wanted.request.params
         if self._is_certain:
             params = replace(params, temperature=0.0)
-        return self._grower.start(params, position, depth, self._token_map)
+        grower = self._narrowed(wanted.max_width)
+        return grower.start(params, position, depth, self._token_map)
+
+    def _narrowed(self, width: int) -> Grower:
+        if width >= self._grower.width:
+            return self._grower
+        if width not in self._narrow:
+            self._narrow[width] = self._grower.narrowed(width)
+        return self._narrow[width]
 
     def _draft(self, d: _Drafting) -> Draft:
         """The draft, whose nodes are numbered anew: those that were computed, by their entries."""

@@ -45,7 +45,7 @@ def _table(tuning: Tuning) -> Table:
     for n in sizes:
         cells = []
         for costs in tuning.costs.values():
-            seconds = costs.step_s(n, 0)
-            cells.append(f"{seconds * 1e3:.2f} ({seconds / costs.step_s(1, 0):.2f}x)")
+            seconds = costs.step_s(1, n, 0)
+            cells.append(f"{seconds * 1e3:.2f} ({seconds / costs.step_s(1, 1, 0):.2f}x)")
         table.add_row(str(n), *cells)
     return table
