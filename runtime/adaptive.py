@@ -7,6 +7,7 @@ it pays by the probability that it is accepted. Both are estimated while running
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from specexport.runtime.acceptance import Acceptance
 from specexport.runtime.costs import LiveCosts, StepCosts
@@ -57,11 +58,12 @@ class AdaptiveLength:
 
     def choose(self, rows: Sequence[RowState]) -> list[DraftSize]:
         """The best shape for each row that may have a draft."""
-        depth = max((row.max_depth for row in rows), default=0)
+        together = _together(rows)
+        depth = max((row.max_depth for row in together), default=0)
         shapes = [shape for shape in self._shapes if shape.depth <= depth]
         if not shapes:
             return [DraftSize(0)] * len(rows)
-        step = _Step(self, [row for row in rows if row.is_whole])
+        step = _Step(self, together)
         plain_s, best = step.seconds(None), None
         most = step.num_rows / plain_s
         for shape in shapes:
@@ -115,30 +117,34 @@ class _Step:
     """What a step would cost and give, by the shape of its drafts."""
 
     def __init__(self, lengths: AdaptiveLength, rows: Sequence[RowState]) -> None:
-        """`rows` are the whole ones."""
-        narrow = [row for row in rows if row.num_pending <= _NARROW] or rows
-        self._lengths, self._rows = lengths, narrow
-        self.num_rows = len(narrow)
-        self._width = max(row.num_pending for row in narrow)
-        self._longest = max(row.num_tokens for row in narrow)
-        self._drafting = [row for row in narrow if row.max_depth]
+        """`rows` run in one call."""
+        self._lengths, self._rows = lengths, rows
+        self.num_rows = len(rows)
+        self._width = max(row.num_pending for row in rows)
+        self._longest = max(row.num_tokens for row in rows)
+        self._drafting = [row for row in rows if row.max_depth]
+        self._tokens: dict[int, list[float]] = {}  # by width, then by depth
+        self._drafter_s = cache(self._drafter_step_s)
 
     def tokens(self, shape: DraftShape) -> float:
         """Expected output of all rows together."""
-        acceptance, depth = self._lengths.acceptance, shape.depth
-        drafted = sum(
-            acceptance.expected(row.request_id, shape.width)[min(depth, row.max_depth)]
-            for row in self._drafting
-        )
-        return drafted + self.num_rows - len(self._drafting)
+        if shape.width not in self._tokens:
+            self._tokens[shape.width] = self._tokens_by_depth(shape.width)
+        return self._tokens[shape.width][shape.depth]
+
+    def _tokens_by_depth(self, width: int) -> list[float]:
+        acceptance = self._lengths.acceptance
+        limits = [(row.max_depth, acceptance.expected(row.request_id, width)) for row in self._rows]
+        depths = range(max(most for most, _ in limits) + 1)
+        return [sum(expected[min(depth, most)] for most, expected in limits) for depth in depths]
 
     def seconds(self, shape: DraftShape | None) -> float:
         """Of the target's call and of drafting; None is no draft at all."""
         num_nodes = shape.num_nodes if shape else 0
         num_tokens, longest = self.num_rows * (self._width + num_nodes), self._longest + num_nodes
         seconds = self._lengths.target.step_s(self.num_rows, num_tokens, longest)
-        if shape:
-            seconds += sum(self._drafter_s(width) for width in shape.widths)
+        if shape and self._lengths.drafter is not None:
+            seconds += sum(map(self._drafter_s, shape.widths))
         return max(seconds, 1e-9)
 
     @property
@@ -152,10 +158,18 @@ class _Step:
         """Of the drafter, for the texts that it has not read yet."""
         return self._drafter_s(sum(row.num_behind for row in self._drafting) / self.num_rows)
 
-    def _drafter_s(self, width: float) -> float:
+    def _drafter_step_s(self, width: float) -> float:
         drafter = self._lengths.drafter
         if drafter is None or not width:
             return 0.0
         num_rows = len(self._drafting)
         seconds = drafter.step_s(num_rows, round(num_rows * width), self._longest)
         return seconds * self._lengths.target.load
+
+
+def _together(rows: Sequence[RowState]) -> list[RowState]:
+    """The rows of which drafts are decided: those that share a call, else ends of prompts."""
+    narrow = [row for row in rows if row.is_whole and row.num_pending <= _NARROW]
+    if any(row.max_depth for row in narrow):
+        return narrow
+    return [row for row in rows if row.max_depth]

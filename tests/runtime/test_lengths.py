@@ -83,6 +83,13 @@ def test_a_prompt_that_is_computed_in_a_call_of_its_own_changes_nothing() -> Non
     assert depths(lengths, row(0), prompt) == [*depths(lengths, row(0)), 0]
 
 
+def test_the_end_of_a_prompt_may_have_a_draft_beside_texts_that_cannot() -> None:
+    lengths = taught(0.9, costs(0.02, 0.001))
+    prompt = RowState(1, 200, 64, True, 8)
+    assert depths(lengths, row(0, max_depth=0), prompt) == [0, 8]
+    assert depths(lengths, row(0, max_depth=3), prompt) == [3, 3]
+
+
 def test_texts_that_cannot_draft_are_padded_too() -> None:
     """One row of many has a draft: the others pay for its length and gain nothing."""
     lengths = taught(0.8, costs(0.02, 0.002))
