@@ -1,11 +1,14 @@
 """Plain decoding, every fixed draft length and adaptive lengths, by the number of requests at once.
 
-The variants alternate over several rounds in one process; of each the best round counts.
+The variants take turns in one process; what is compared is their speed in the same round, of which
+the median over all rounds counts. Prompts come from the prefix cache after an unmeasured round, so
+that it is decoding that is compared.
 """
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -41,11 +44,33 @@ def variants(method: MethodName | None, ks: list[int], slots: int) -> list[Varia
     """Plain, each fixed K, adaptive."""
 
     def options(**values: object) -> EngineOptions:
-        return EngineOptions(max_slots=slots, verify_files=False, **values)  # type: ignore[arg-type]
+        sizes = {"max_slots": slots, "max_length": 1024, "verify_files": False}
+        return EngineOptions(**sizes, **values)  # type: ignore[arg-type]
 
     fixed = [Variant(f"K={k}", options(method=method, num_speculative_tokens=k)) for k in ks]
     adaptive = Variant("adaptive", options(method=method, adaptive=True))
     return [Variant("plain", options(method="none")), *fixed, adaptive]
+
+
+def measure(
+    bundle: Path, ways: list[Variant], prompts: list[str], num_tokens: int, rounds: int
+) -> dict[str, list[float]]:
+    """Tokens a second of each variant, round by round."""
+    speeds: dict[str, list[float]] = {way.name: [] for way in ways}
+    engines = [(way.name, Engine(bundle, way.options)) for way in ways]
+    for number in range(rounds + 1):
+        for name, engine in engines:
+            speed = tokens_per_s(engine, prompts, num_tokens)
+            if number:
+                speeds[name].append(speed)
+    for _, engine in engines:
+        engine.close()
+    return speeds
+
+
+def ratio(speeds: dict[str, list[float]], name: str, other: str) -> float:
+    """Median over the rounds."""
+    return median(a / b for a, b in zip(speeds[name], speeds[other], strict=True))
 
 
 @click.command()
@@ -54,7 +79,10 @@ def variants(method: MethodName | None, ks: list[int], slots: int) -> list[Varia
 @click.option("--concurrency", multiple=True, type=int, default=(1, 2, 4, 8, 16), show_default=True)
 @click.option("-k", "ks", multiple=True, type=int, default=(2, 4, 6), show_default=True)
 @click.option("-n", "--num-tokens", default=64, show_default=True)
-@click.option("--rounds", default=3, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option(
+    "--prompts", type=click.Path(path_type=Path), help="One a line; default: standard library."
+)
 def main(
     bundle: Path,
     method: MethodName | None,
@@ -62,24 +90,21 @@ def main(
     ks: tuple[int, ...],
     num_tokens: int,
     rounds: int,
+    prompts: Path | None,
 ) -> None:
     """Compare ways of drafting with BUNDLE; tokens per second, and ratios to plain decoding."""
     print(header())
-    prompts = standard_library_prompts(max(concurrency))
+    texts = prompts.read_text().splitlines() if prompts else None
     for num_requests in concurrency:
-        best: dict[str, float] = {}
-        engines = [(v, Engine(bundle, v.options)) for v in variants(method, list(ks), num_requests)]
-        for _ in range(rounds):
-            for variant, engine in engines:
-                speed = tokens_per_s(engine, prompts[:num_requests], num_tokens)
-                best[variant.name] = max(best.get(variant.name, 0.0), speed)
-        for _, engine in engines:
-            engine.close()
-        fastest = max(speed for name, speed in best.items() if name != "adaptive")
-        shown = "  ".join(f"{name} {best[name] / best['plain']:.2f}" for name in best)
+        chosen = (texts or standard_library_prompts(num_requests))[:num_requests]
+        ways = variants(method, list(ks), num_requests)
+        speeds = measure(bundle, ways, chosen, num_tokens, rounds)
+        best = max(ways[:-1], key=lambda way: ratio(speeds, way.name, "plain")).name
+        shown = "  ".join(f"{way.name} {ratio(speeds, way.name, 'plain'):.3f}" for way in ways[1:])
         print(
-            f"{num_requests:3} at once: plain {best['plain']:6.1f} tokens/s; {shown}; "
-            f"adaptive is {best['adaptive'] / fastest:.2f} of the best"
+            f"{num_requests:3} at once: plain {median(speeds['plain']):6.1f} tokens/s; {shown}; "
+            f"adaptive is {ratio(speeds, 'adaptive', best):.3f} of the best ({best})",
+            flush=True,
         )
 
 
