@@ -80,9 +80,6 @@ def ratio(speeds: dict[str, list[float]], name: str, other: str) -> float:
 @click.option("-k", "ks", multiple=True, type=int, default=(2, 4, 6), show_default=True)
 @click.option("-n", "--num-tokens", default=64, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option(
-    "--prompts", type=click.Path(path_type=Path), help="One a line; default: standard library."
-)
 def main(
     bundle: Path,
     method: MethodName | None,
@@ -90,15 +87,13 @@ def main(
     ks: tuple[int, ...],
     num_tokens: int,
     rounds: int,
-    prompts: Path | None,
 ) -> None:
     """Compare ways of drafting with BUNDLE; tokens per second, and ratios to plain decoding."""
     print(header())
-    texts = prompts.read_text().splitlines() if prompts else None
     for num_requests in concurrency:
-        chosen = (texts or standard_library_prompts(num_requests))[:num_requests]
+        prompts = standard_library_prompts(num_requests)
         ways = variants(method, list(ks), num_requests)
-        speeds = measure(bundle, ways, chosen, num_tokens, rounds)
+        speeds = measure(bundle, ways, prompts, num_tokens, rounds)
         best = max(ways[:-1], key=lambda way: ratio(speeds, way.name, "plain")).name
         shown = "  ".join(f"{way.name} {ratio(speeds, way.name, 'plain'):.3f}" for way in ways[1:])
         print(

@@ -9,10 +9,10 @@ from typing import Self
 from specexport.errors import EngineError, RequestError
 from specexport.export.manifest import read_manifest, verify_files
 from specexport.runtime.admission import Admission
+from specexport.runtime.commit import NewTokens
 from specexport.runtime.constraint import Constraint
 from specexport.runtime.grammar import Grammars
 from specexport.runtime.load import load_loop
-from specexport.runtime.loop import NewTokens
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.output_text import OutputText
 from specexport.runtime.params import SamplingParams

@@ -5,7 +5,8 @@ from pathlib import Path
 from specexport.engines.ort import OrtRunner, usable_cpus
 from specexport.engines.step import Profile
 from specexport.export.manifest import GraphSpec, Manifest, read_manifest, verify_files
-from specexport.runtime.costs import Tuning, describe_machine, measure_costs, write_tuning
+from specexport.runtime.measuring import measure_costs
+from specexport.runtime.tuning import Tuning, describe_machine, write_tuning
 
 _MAX_LENGTH = 1024
 _MAX_QUERY = 128

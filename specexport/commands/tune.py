@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from specexport.commands.common import BUNDLE, console
-from specexport.runtime.costs import TUNING_NAME, Tuning
 from specexport.runtime.tune import tune
+from specexport.runtime.tuning import TUNING_NAME, Tuning
 
 _EXAMPLES = """\b
 Examples:

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specexport.export.manifest import Acceptance, TopAcceptance, TypicalAcceptance
+from specexport.export.manifest import (
+    Acceptance,
+    LosslessAcceptance,
+    TopAcceptance,
+    TypicalAcceptance,
+)
+from specexport.runtime.commit import Committer
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, NoDrafter
 from specexport.runtime.drafters.first_of import FirstOf
@@ -177,7 +183,7 @@ def test_seeded_output_with_sampled_drafts_and_options_is_the_same_alone_and_in_
     assert outputs([[0, 1, 2, 3, 4, 5]]) == outputs([[i] for i in range(len(PROMPTS))])
 
 
-class Checked(SpeculativeLoop):
+class Checked(Committer):
     """Compares the distribution at every node of every draft, accepted or not."""
 
     num_checked = 0
@@ -207,11 +213,15 @@ class Checked(SpeculativeLoop):
 def test_the_target_at_each_node_of_a_step_is_plain_decodings_at_its_prefix(
     name: str, batch: list[dict[str, Any]], prompts: list[list[int]]
 ) -> None:
-    loop = Checked(HashEngine(has_taps=True), DRAFTERS[name]({}), 3, [EOS], Policy(8))
+    loop = SpeculativeLoop(HashEngine(has_taps=True), DRAFTERS[name]({}), 3, [EOS], Policy(8))
+    checked = Checked(
+        loop._target, loop._drafter, LosslessAcceptance(), loop._lengths, loop._counters
+    )
+    loop._committer = checked
     requests = [make_request(p, 12, **o) for p, o in zip(prompts, batch, strict=False)]
     run(loop, requests)
     assert not any(request.error for request in requests)
-    assert loop.num_checked >= len(requests)
+    assert checked.num_checked >= len(requests)
 
 
 class Similar(HashEngine):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specexport.engines.step import Profile
+from specexport.runtime.commit import NewTokens
 from specexport.runtime.drafters.base import Drafter
-from specexport.runtime.loop import NewTokens, Policy, SpeculativeLoop
+from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine
 from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, draft_model, head, make_request, run

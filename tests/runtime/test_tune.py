@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from specexport.errors import BundleError
-from specexport.runtime import costs as costs_module
-from specexport.runtime.costs import TUNING_NAME, describe_machine, read_costs
+from specexport.runtime import load as load_module
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.tune import tune
+from specexport.runtime.tuning import TUNING_NAME, describe_machine, read_costs
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_known_table_is_not_measured_again(bundle: Path, monkeypatch: pytest.M
     def fail(*arguments: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(costs_module, "measure_costs", fail)
+    monkeypatch.setattr(load_module, "measure_costs", fail)
     outputs(bundle, adaptive=True, num_threads=1)
     with pytest.raises(AssertionError, match="measured again"):
         outputs(bundle, adaptive=True, num_threads=2)

@@ -1,0 +1,76 @@
+"""`tuning.json`: what the steps of a bundle's graphs cost, on the machine where it was measured."""
+
+import platform
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from specexport.runtime.costs import StepCosts
+
+TUNING_NAME = "tuning.json"
+
+Measure = Callable[[], StepCosts]
+
+
+class Tuning(BaseModel):
+    """The whole of `tuning.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: str
+    """Where it was measured: of another machine it says nothing."""
+    costs: dict[str, StepCosts]
+    """By the path of the graph in the bundle."""
+
+
+def describe_machine(num_threads: int) -> str:
+    """What the costs depend on: processor, threads and engine."""
+    import onnxruntime
+
+    processor = _processor_name() or platform.machine()
+    return f"{processor}, {num_threads} threads, onnxruntime {onnxruntime.__version__}"
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
+
+
+def read_costs(bundle: Path, machine: str) -> dict[str, StepCosts]:
+    """What `tuning.json` says for this machine; nothing where it is missing, foreign or damaged."""
+    try:
+        tuning = Tuning.model_validate_json((bundle / TUNING_NAME).read_text())
+    except (OSError, ValidationError, UnicodeDecodeError):
+        return {}
+    return tuning.costs if tuning.machine == machine else {}
+
+
+def write_tuning(bundle: Path, tuning: Tuning) -> None:
+    """Write `tuning.json` whole or not at all; raises `OSError` where the bundle is read-only."""
+    path = bundle / TUNING_NAME
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(tuning.model_dump_json(indent=2) + "\n")
+    temporary.replace(path)
+
+
+def costs_of(
+    bundle: Path, measures: Mapping[str, Measure], num_threads: int
+) -> dict[str, StepCosts]:
+    """The costs of each graph on this machine, by its path.
+
+    What the bundle does not know yet is measured now, while the caches are free, and kept there
+    if it can be written to.
+    """
+    machine = describe_machine(num_threads)
+    known = read_costs(bundle, machine)
+    missing = {path: measure for path, measure in measures.items() if path not in known}
+    if missing:
+        known |= {path: measure() for path, measure in missing.items()}
+        with suppress(OSError):
+            write_tuning(bundle, Tuning(machine=machine, costs=known))
+    return known
