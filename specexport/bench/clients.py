@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from specexport.runtime.output import Chunk, Completion
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.stats import EngineStats
-from specexport.runtime.stream import Chunk, Completion
 
 T = TypeVar("T")
 

@@ -85,11 +85,11 @@ def draw_percentiles(
         for point in result.points
         if (found := getattr(point.figures, name)) is not None
     }
-    scale, unit = _unit(values.values())
+    factor, unit = _unit(values.values())
     _dress(axes, f"{title}, {unit}", "marker: median; thick line: to 90 %; thin line: to 99 %")
     _mark_loads(axes, results)
     for (place, variant), found in values.items():
-        _range(axes, place + styles[variant].offset, found.scaled(scale), styles[variant])
+        _range(axes, place + styles[variant].offset, found.scaled(factor), styles[variant])
     _scale(axes, values.values())
 
 

@@ -54,6 +54,11 @@ class Plan:
     num_rounds: int
 
     @property
+    def mean_prompt_tokens(self) -> float:
+        """Of the requests of a round."""
+        return sum(len(job.prompt_ids) for job in self.jobs) / len(self.jobs)
+
+    @property
     def num_requests(self) -> int:
         """Measured requests in all."""
         return len(self.variants) * len(self.loads) * len(self.jobs) * self.num_rounds

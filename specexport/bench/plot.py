@@ -75,8 +75,8 @@ def _write_around(figure: Figure, report: Report) -> None:
     small = plain | {"fontsize": 9, "color": GREY}
     title = textwrap.shorten(f"{about.model}, drafts by {about.method}", 90, placeholder=" …")
     figure.text(0.02, 0.955, title, fontsize=15, fontweight="bold", color=DARK, **plain)
-    figure.text(0.02, 0.93, about.machine, **small)
-    figure.text(0.02, 0.91, f"{versions}; {about.time}", **small)
+    figure.text(0.02, 0.932, f"{about.machine}, {versions}; {about.time}", **small)
+    figure.text(0.02, 0.912, report.workload, **small)
     footer = textwrap.shorten(command, 400, placeholder=" …")
     figure.text(0.02, 0.012, textwrap.fill(footer, 200), fontsize=8, color=GREY, **plain)
 

@@ -71,8 +71,9 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, room: int) -> tuple[int, ...]:
         raise ConfigError(f"{prompt.origin}: {error}") from None
     if not 0 < len(ids) <= room:
         raise ConfigError(
-            f"{prompt.origin} has {len(ids)} tokens; the bundle's cache has room for 1 to {room} "
-            "beside the output. Give other --prompts, or lower --max-tokens."
+            f"{prompt.origin} has {len(ids)} tokens; it must have one at the least, and the "
+            f"bundle's cache has room for {room} beside the output. Give other --prompts, or lower "
+            "--max-tokens."
         )
     return tuple(ids)
 

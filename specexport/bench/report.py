@@ -60,7 +60,17 @@ class Report:
 
     environment: Environment
     settings: Settings
+    mean_prompt_tokens: float
     results: tuple[LoadResult, ...]
+
+    @property
+    def workload(self) -> str:
+        """One line for people."""
+        settings = self.settings
+        return (
+            f"{settings.num_requests} requests of {self.mean_prompt_tokens:.0f} prompt tokens "
+            f"(mean), up to {settings.max_tokens} output tokens, {settings.num_rounds} rounds"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For a program to read; times in seconds."""
@@ -69,6 +79,7 @@ class Report:
             "schema_version": SCHEMA_VERSION,
             **asdict(self.environment),
             "settings": asdict(self.settings) | {"prompts": prompts},
+            "mean_prompt_tokens": self.mean_prompt_tokens,
             "loads": [_load_dict(result) for result in self.results],
         }
 

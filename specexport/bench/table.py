@@ -19,9 +19,7 @@ def tables(report: Report) -> list[Table]:
 
 def _speed(report: Report) -> Table:
     about = report.environment
-    title = (
-        f"{escape(about.model)}; drafts by {about.method}\n{about.machine}\nmedians over the rounds"
-    )
+    title = f"{escape(about.model)}, drafts by {about.method}\n{about.machine}\n{report.workload}"
     headings = ("tokens/s", "× off", "requests/s", "tokens/step", "output")
     table = _by_load(report, title, headings, _speed_cells)
     table.columns[-1].justify = "left"
@@ -52,7 +50,7 @@ def _verdict(point: Point) -> str:
 
 def _times(report: Report) -> Table:
     headings = ("first token, ms", "between tokens, ms", "whole request, s")
-    return _by_load(report, "p50/p90/p99, medians over the rounds", headings, _time_cells)
+    return _by_load(report, "p50/p90/p99, each the median of the rounds", headings, _time_cells)
 
 
 def _time_cells(point: Point) -> tuple[str, ...]:

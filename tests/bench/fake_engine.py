@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from specexport.bench.clients import Job
 from specexport.runtime.options import EngineOptions
+from specexport.runtime.output import Chunk, Completion
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.request import FinishReason
 from specexport.runtime.stats import AcceptanceStats, EngineStats, RequestStats
-from specexport.runtime.stream import Chunk, Completion
 
 
 @dataclass(frozen=True)

@@ -57,4 +57,4 @@ def make_results() -> list[LoadResult]:
 
 
 def make_report() -> Report:
-    return Report(ENVIRONMENT, SETTINGS, tuple(make_results()))
+    return Report(ENVIRONMENT, SETTINGS, 123.4, tuple(make_results()))

@@ -5,9 +5,9 @@ import pytest
 from specexport.bench.clients import Clients, Delivery, Trace
 from specexport.bench.figures import Drafting, Figures, Percentiles, inter_token_s, measure
 from specexport.bench.load import ClosedLoop, Run
+from specexport.runtime.output import Completion
 from specexport.runtime.request import FinishReason
 from specexport.runtime.stats import RequestStats
-from specexport.runtime.stream import Completion
 from tests.bench.fake_engine import FakeEngine, Pace
 from tests.bench.reports import JOBS
 from tests.bench.virtual_time import now_s, run_virtually

@@ -64,6 +64,7 @@ def test_json_has_all_figures_and_what_they_need_beside_them(report: Report) -> 
     found = json.loads(json.dumps(report.as_dict()))
     assert found["machine"] == "a machine, 2 threads"
     assert found["arguments"][-1] == "a $file$.txt"
+    assert found["mean_prompt_tokens"] == 123.4
     assert found["settings"]["prompts"] == "shipped with specexport"
     load = found["loads"][1]
     assert (load["kind"], load["num_clients"]) == ("closed-loop", 2)
@@ -88,7 +89,8 @@ def test_json_names_the_arrivals(report: Report) -> None:
 
 def test_tables_fit_into_80_columns_and_show_every_variant(report: Report) -> None:
     text = shown(report)
-    assert "Tiny [llama], fp32; drafts by ngram" in text
+    assert "Tiny [llama], fp32, drafts by ngram" in text
+    assert "4 requests of 123 prompt tokens (mean), up to 7 output tokens, 3 rounds" in text
     assert "…" not in text
     rows = [line.split() for line in text.splitlines()]
     assert ["1", "off", "1.8", "1.00", "0.25", "1.00", "identical"] in rows
@@ -120,7 +122,12 @@ def test_the_figure_names_what_it_shows(report: Report) -> None:
     figure = make_figure(report)
     text = texts(figure)
     for word in (
-        *("Tiny [llama], fp32, drafts by ngram", "a machine, 2 threads", "specexport 1.2.3"),
+        *(
+            "Tiny [llama], fp32, drafts by ngram",
+            "a machine, 2 threads",
+            "specexport 1.2.3",
+            "up to 7 output tokens, 3 rounds",
+        ),
         *("'a $file$.txt'", "off", "fixed", "adaptive", "requests at once"),
         *("Output tokens per second", "Acceptance per draft position", "position in the draft"),
         *("Time to first token, milliseconds", "Time between tokens, milliseconds"),
