@@ -52,20 +52,21 @@ class LoopThread:
         self._idle: Future[None] = Future()  # refusing, and nothing is open
         self._idle.set_running_or_notify_cancel()  # who waits cannot cancel it for others
         self._is_closed = self._is_retired = False
+        self._process_id = os.getpid()
         self._thread = Thread(target=self._run, name="specexport", daemon=True)
         _running.add(self)
         self._thread.start()
 
     def check(self, num_requests: int) -> None:
         """Raise what `submit` would: `EngineError` if it is closed, `QueueFullError` if full."""
+        if self._process_id != os.getpid():  # the lock may be held in there, for ever
+            raise EngineError(
+                "This engine was loaded before the process was forked, and its thread stayed "
+                "there. Load the bundle in the process that uses it."
+            )
         with self._lock:
             if self._refusal is not None:
                 raise EngineError(self._refusal)
-            if not self._thread.is_alive():
-                raise EngineError(
-                    "This engine was loaded before the process was forked, and its thread stayed "
-                    "there. Load the bundle in the process that uses it."
-                )
             room = self._max_slots + self._max_waiting - len(self._open)
             if num_requests > room:
                 raise QueueFullError(
