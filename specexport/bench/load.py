@@ -5,11 +5,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from math import inf
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from specexport.bench.clients import Clients, Delivery, Job, Trace, running
+from specexport.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,13 @@ class PoissonArrivals:
     rate_per_s: float
     num_slots: int
     seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_per_s < inf:
+            raise ConfigError(
+                f"The rate of arrivals is {self.rate_per_s:g} requests/s; it must be a number "
+                "above 0."
+            )
 
     @property
     def amount(self) -> float:

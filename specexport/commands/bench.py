@@ -53,7 +53,7 @@ Examples:
 @click.option(
     "--rate",
     "rates",
-    type=ListType(click.FloatRange(0, 1e6, min_open=True)),
+    type=ListType(click.FLOAT),
     help="Instead: requests a second that come at random times (Poisson).",
 )
 @click.option(
