@@ -69,7 +69,7 @@ class Report:
         settings = self.settings
         return (
             f"{settings.num_requests} requests of {self.mean_prompt_tokens:.0f} prompt tokens "
-            f"(mean), up to {settings.max_tokens} output tokens, {settings.num_rounds} rounds"
+            f"(mean), up to {settings.max_tokens} output tokens; rounds: {settings.num_rounds}"
         )
 
     def as_dict(self) -> dict[str, Any]:

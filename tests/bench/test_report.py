@@ -90,7 +90,7 @@ def test_json_names_the_arrivals(report: Report) -> None:
 def test_tables_fit_into_80_columns_and_show_every_variant(report: Report) -> None:
     text = shown(report)
     assert "Tiny [llama], fp32, drafts by ngram" in text
-    assert "4 requests of 123 prompt tokens (mean), up to 7 output tokens, 3 rounds" in text
+    assert "4 requests of 123 prompt tokens (mean), up to 7 output tokens; rounds: 3" in text
     assert "…" not in text
     rows = [line.split() for line in text.splitlines()]
     assert ["1", "off", "1.8", "1.00", "0.25", "1.00", "identical"] in rows
@@ -126,7 +126,7 @@ def test_the_figure_names_what_it_shows(report: Report) -> None:
             "Tiny [llama], fp32, drafts by ngram",
             "a machine, 2 threads",
             "specexport 1.2.3",
-            "up to 7 output tokens, 3 rounds",
+            "up to 7 output tokens; rounds: 3",
         ),
         *("'a $file$.txt'", "off", "fixed", "adaptive", "requests at once"),
         *("Output tokens per second", "Acceptance per draft position", "position in the draft"),
