@@ -123,7 +123,7 @@ def measure(engine: Engine, clock: Clock, *, one_line: bool, is_forcing: bool) -
         ids = engine.tokenizer.encode_chat([message])
         clock.time_s = 0.0
         stream = engine.submit(ids, params)
-        engine.step()  # the prompt
+        next(iter(stream))  # the prompt
         started = time.process_time()
         result = stream.result()
         found.all_s += time.process_time() - started

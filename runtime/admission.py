@@ -1,13 +1,18 @@
 """What an engine can serve: requests that it cannot are refused before anything is generated."""
 
+import math
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 
 from specexport.errors import RequestError
 from specexport.runtime.constraint import Mask
 from specexport.runtime.params import SamplingParams
+
+_MOST_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,31 @@ class Admission:
                 f"min_tokens is {params.min_tokens}, but every token that may come ends the "
                 "output. Allow others, or set min_tokens to 0."
             )
+
+
+def checked_priority(priority: int) -> int:
+    """The priority; raises `RequestError` if it is none."""
+    if not (_is_a(priority, Integral) and abs(priority) <= _MOST_PRIORITY):
+        raise RequestError(
+            f"priority is {priority!r:.80}; it must be a whole number from -{_MOST_PRIORITY} to "
+            f"{_MOST_PRIORITY}. Requests of a higher one go first."
+        )
+    return int(priority)
+
+
+def deadline_s(timeout_s: float | None) -> float | None:
+    """When a request that may take `timeout_s` ends at the latest, by `time.perf_counter`."""
+    if timeout_s is None:
+        return None
+    if not (_is_a(timeout_s, Real) and math.isfinite(timeout_s) and timeout_s > 0):
+        raise RequestError(
+            f"timeout_s is {timeout_s!r:.80}; it must be a number of seconds above 0, or None."
+        )
+    return time.perf_counter() + float(timeout_s)
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _named_ids(params: SamplingParams) -> Iterator[tuple[str, int]]:

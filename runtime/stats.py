@@ -122,6 +122,7 @@ class LoopCounters:
         self._num_steps = self._num_output = 0
         self._total_time_s = 0.0
         self._draft_lengths: list[int] = []
+        self._num_recent = 0
         self._made_s = time.perf_counter()
         self._recent: deque[tuple[float, int]] = deque()  # (end of a step, its output tokens)
 
@@ -132,7 +133,9 @@ class LoopCounters:
         self._num_output += num_tokens
         self._total_time_s += now - started_s
         self._recent.append((now, num_tokens))
-        self._forget(now)
+        self._num_recent += num_tokens
+        while self._recent[0][0] <= now - RECENT_S:
+            self._num_recent -= self._recent.popleft()[1]
 
     def record_draft(self, length: int) -> None:
         """Count how long a draft was; 0 where a request had none in a step."""
@@ -141,25 +144,20 @@ class LoopCounters:
 
     def snapshot(self) -> dict[str, Any]:
         """The fields of `EngineStats` that are counted here."""
-        now = time.perf_counter()
         acceptance = AcceptanceStats()
         acceptance.add(self.acceptance)
-        recent = [tokens for ended_s, tokens in self._recent if ended_s > now - RECENT_S]
+        window_s = min(RECENT_S, time.perf_counter() - self._made_s)
         return {
             "num_finished": self.num_finished,
             "num_steps": self._num_steps,
             "num_output_tokens": self._num_output,
-            "tokens_per_s": sum(recent) / min(RECENT_S, now - self._made_s),
+            "tokens_per_s": self._num_recent / window_s,
             "acceptance": acceptance,
             "draft_lengths": tuple(self._draft_lengths),
             "draft_time_s": self.draft_time_s,
             "verify_time_s": self.verify_time_s,
             "total_time_s": self._total_time_s,
         }
-
-    def _forget(self, now: float) -> None:
-        while self._recent[0][0] <= now - RECENT_S:
-            self._recent.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class EngineStats:
     num_steps: int
     num_output_tokens: int
     tokens_per_s: float
-    """Output of the last `RECENT_S` seconds, of all requests."""
+    """Output of all requests in the `RECENT_S` seconds before the last step."""
     acceptance: AcceptanceStats
     draft_lengths: tuple[int, ...]
     """How many drafts had each length, from 0 (a step of a request without one) on."""

@@ -1,177 +1,155 @@
-"""What comes back from a request: chunks as they come, and whole outputs."""
+"""What a thread reads of its requests: one output, or several."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from threading import Condition
+from typing import Self
 
-from specexport.errors import EngineError, RequestError
-from specexport.runtime.logprobs import TokenLogprobs
+from specexport.runtime.commit import NewTokens
+from specexport.runtime.output import Chunk, Completion, Output, check_streamable, kept
 from specexport.runtime.params import SamplingParams
-from specexport.runtime.request import FinishReason, Request
+from specexport.runtime.request import Request
 from specexport.runtime.stats import RequestStats
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of output: the tokens of one step and the text that they complete."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each token, where they were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole output."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: RequestStats
-    stopped_by: int | str | None = None
-    """The token or the stop text that ended it."""
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each token, where they were asked for."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """One for each token of the prompt, where they were asked for; nothing predicts the first."""
-
-    @property
-    def mean_logprob(self) -> float:
-        """Mean log-probability of the tokens; raises `RequestError` where none were asked for."""
-        if self.logprobs is None:
-            raise RequestError("This output has no log-probabilities. Ask for logprobs.")
-        return sum(found.logprob for found in self.logprobs) / max(len(self.logprobs), 1)
-
-
-class Steps(Protocol):
-    """What drives a stream: the engine."""
-
-    def step(self) -> None:
-        """Run one step for all running requests."""
-        ...
-
-    def cancel(self, request: Request) -> None:
-        """End a request."""
-        ...
+Cancel = Callable[[Request], None]
 
 
 class Stream:
-    """The output of one request, chunk by chunk. Iterating drives the engine."""
+    """The output of one request, chunk by chunk. Leaving it as a context cancels what is left.
 
-    def __init__(self, engine: Steps, request: Request, prompt_text: str = "") -> None:
-        """Made by `Engine.submit`; the text begins with `prompt_text`."""
-        self._engine, self._request = engine, request
+    Its methods may be called from any thread; a chunk goes to one reader.
+    """
+
+    def __init__(self, output: Output, cancel: Cancel, arrived: Condition) -> None:
+        """Made by `Engine.submit`; `arrived` is notified when something comes."""
+        self._output, self._cancel, self._arrived = output, cancel, arrived
         self._chunks: deque[Chunk] = deque()
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._prompt_text = prompt_text
         self._is_finished = False
 
     def __iter__(self) -> Iterator[Chunk]:
         """Chunks as they come; raises `EngineError` where the request failed."""
-        while True:
-            while not self._chunks and not self._is_finished:
-                self._engine.step()
-            if not self._chunks:
-                break
-            yield self._chunks.popleft()
-        if self._request.finish_reason is FinishReason.ERROR:
-            raise EngineError(self._request.error or "the request failed")
+        while (chunk := self._next()) is not None:
+            yield chunk
+        self._output.check()
+
+    @property
+    def request(self) -> Request:
+        """What the engine works on; read what came of it from the stream."""
+        return self._output.request
 
     @property
     def stats(self) -> RequestStats:
-        """Times and acceptance of this request so far."""
-        return self._request.stats
+        """Times and acceptance of this request, as of its last chunk."""
+        return self._output.stats
 
     @property
     def is_finished(self) -> bool:
         """True when everything has come, whether it was read or not."""
         return self._is_finished
 
+    @property
+    def has_chunks(self) -> bool:
+        """True when chunks have come that were not read."""
+        return bool(self._chunks)
+
     def cancel(self) -> None:
-        """End the request now; what it has can still be read."""
-        self._engine.cancel(self._request)
+        """End the request, after the step that runs; what it has can still be read."""
+        self._cancel(self.request)
 
     def take(self) -> list[Chunk]:
-        """The chunks that have come and were not read yet; runs nothing."""
-        chunks = list(self._chunks)
-        self._chunks.clear()
+        """The chunks that have come and were not read yet; waits for none."""
+        with self._arrived:
+            chunks = list(self._chunks)
+            self._chunks.clear()
         return chunks
 
-    def result(self) -> Completion:
-        """Run to the end and return the whole output."""
-        for _ in self:
-            pass
-        request = self._request
-        assert request.finish_reason is not None
-        wants = request.params
-        return Completion(
-            text="".join(self._text),
-            token_ids=tuple(request.output_ids),
-            finish_reason=request.finish_reason,
-            stats=request.stats,
-            stopped_by=request.stopped_by,
-            logprobs=tuple(self._logprobs) if wants.logprobs else None,
-            prompt_logprobs=(None, *request.prompt_logprobs) if wants.prompt_logprobs else None,
-        )
+    def result(self, timeout_s: float | None = None) -> Completion:
+        """Wait for the whole output; chunks can still be read after it.
 
-    def push(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
+        Raises `EngineError` where the request failed, and `TimeoutError` when `timeout_s` passes
+        first: the request goes on.
+        """
+        _wait_for_all(self._arrived, lambda: self._is_finished, timeout_s)
+        return self._output.completion()
+
+    def push(self, new: NewTokens) -> None:
         """Called by the engine with what a step gave."""
-        request = self._request
-        assert request.text is not None
-        text, self._prompt_text = self._prompt_text + request.text.take(), ""
-        if request.finish_reason is not None:
-            text += request.text.finish()
-            self._is_finished = True
-        self._text.append(text)
-        self._logprobs.extend(logprobs)
-        wanted = logprobs if request.params.logprobs else None
-        self._chunks.append(Chunk(text, token_ids, request.finish_reason, wanted))
+        chunk = self._output.add(new)
+        with self._arrived:
+            self._chunks.append(chunk)
+            self._is_finished = chunk.finish_reason is not None
+            self._arrived.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cancel()
+
+    def _next(self) -> Chunk | None:
+        """The next chunk; None after the last."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._is_finished or self.has_chunks)
+            return self._chunks.popleft() if self._chunks else None
 
 
 class StreamGroup:
-    """The outputs of one request that asked for several."""
+    """The outputs of one request that asked for several; like a `Stream` in all else."""
 
-    def __init__(self, engine: Steps, streams: Sequence[Stream], params: SamplingParams) -> None:
-        """Made by `Engine.submit_many`."""
-        self._engine, self._params = engine, params
+    def __init__(
+        self, streams: Sequence[Stream], params: SamplingParams, arrived: Condition
+    ) -> None:
+        """Made by `Engine.submit_many`; `arrived` is what the streams notify."""
+        self._params, self._arrived = params, arrived
         self.streams = tuple(streams)
 
     def __iter__(self) -> Iterator[tuple[int, Chunk]]:
         """Chunks as they come, each with the number of its output.
 
-        Raises `RequestError` where only the best outputs are kept: they are known in the end.
+        Raises `RequestError` where only the best outputs are kept, and `EngineError` in the end
+        where an output failed.
         """
-        if self._params.is_ranked:
-            raise RequestError(
-                f"best_of is {self._params.best_of}, but n is {self._params.n}: which outputs are "
-                "kept is known in the end. Read `results()`, or leave best_of out."
-            )
-        while True:
-            for index, stream in enumerate(self.streams):
-                for chunk in stream.take():
-                    yield index, chunk
-            if all(stream.is_finished for stream in self.streams):
-                break
-            self._engine.step()
-        for stream in self.streams:
-            stream.result()  # raises where the output failed
+        check_streamable(self._params)
+        while chunks := self._next():
+            yield from chunks
+        self.results()
+
+    @property
+    def is_finished(self) -> bool:
+        """True when everything has come, whether it was read or not."""
+        return all(stream.is_finished for stream in self.streams)
 
     def cancel(self) -> None:
-        """End all of them now; what they have can still be read."""
+        """End all of them, after the step that runs; what they have can still be read."""
         for stream in self.streams:
             stream.cancel()
 
-    def results(self) -> list[Completion]:
-        """Run to the end; the outputs in their order, or the best ones, best first."""
-        completions = [stream.result() for stream in self.streams]
-        if not self._params.is_ranked:
-            return completions
-        completions.sort(key=lambda completion: completion.mean_logprob, reverse=True)
-        best = completions[: self._params.n]
-        if self._params.logprobs:
-            return best
-        return [replace(completion, logprobs=None) for completion in best]
+    def results(self, timeout_s: float | None = None) -> list[Completion]:
+        """Wait for all; the outputs in their order, or the best ones, best first.
+
+        Raises as `Stream.result` does.
+        """
+        _wait_for_all(self._arrived, lambda: self.is_finished, timeout_s)
+        return kept([stream.result() for stream in self.streams], self._params)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cancel()
+
+    def _next(self) -> list[tuple[int, Chunk]]:
+        """What has come, at least one chunk; nothing after the last."""
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: self.is_finished or any(stream.has_chunks for stream in self.streams)
+            )
+            return [(i, chunk) for i, stream in enumerate(self.streams) for chunk in stream.take()]
+
+
+def _wait_for_all(arrived: Condition, holds: Callable[[], bool], timeout_s: float | None) -> None:
+    with arrived:
+        if not arrived.wait_for(holds, timeout_s):
+            raise TimeoutError(
+                f"Not finished after {timeout_s} s. The request goes on: wait again, or cancel it."
+            )

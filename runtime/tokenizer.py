@@ -33,6 +33,11 @@ class Tokenizer:
         }
         self._template = _find_template(directory, self._config)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can work."""
+        return self._template is not None
+
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens that the model expects around a text.
 

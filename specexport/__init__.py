@@ -19,19 +19,25 @@ from specexport.errors import (
 )
 
 if TYPE_CHECKING:
+    from specexport.runtime.async_engine import AsyncEngine
+    from specexport.runtime.async_stream import AsyncStream, AsyncStreamGroup
     from specexport.runtime.engine import Engine
     from specexport.runtime.logprobs import Logprob, TokenLogprobs
     from specexport.runtime.options import EngineOptions
+    from specexport.runtime.output import Chunk, Completion
     from specexport.runtime.params import SamplingParams
     from specexport.runtime.request import FinishReason
     from specexport.runtime.stats import AcceptanceStats, EngineStats, RequestStats
-    from specexport.runtime.stream import Chunk, Completion, Stream, StreamGroup
+    from specexport.runtime.stream import Stream, StreamGroup
     from specexport.runtime.structure import Choice, Grammar, JsonSchema, Regex
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceStats",
+    "AsyncEngine",
+    "AsyncStream",
+    "AsyncStreamGroup",
     "BundleError",
     "CheckpointError",
     "Choice",
@@ -60,9 +66,12 @@ __all__ = [
 
 # Loaded when first used, so that `import specexport` and `specexport --help` stay fast.
 _HOMES = {
+    "AsyncEngine": "async_engine",
+    **dict.fromkeys(("AsyncStream", "AsyncStreamGroup"), "async_stream"),
     "Engine": "engine",
     **dict.fromkeys(("Logprob", "TokenLogprobs"), "logprobs"),
-    **dict.fromkeys(("Chunk", "Completion", "Stream", "StreamGroup"), "stream"),
+    **dict.fromkeys(("Chunk", "Completion"), "output"),
+    **dict.fromkeys(("Stream", "StreamGroup"), "stream"),
     "EngineOptions": "options",
     "SamplingParams": "params",
     "FinishReason": "request",

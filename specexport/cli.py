@@ -18,6 +18,7 @@ _COMMANDS = {
     "chat": "Talk with a bundle in its own chat template.",
     "validate": "Prove a bundle against PyTorch.",
     "tune": "Measure what steps cost on this machine, for adaptive draft lengths.",
+    "bench": "Measure speed under load: speculation off, fixed and adaptive.",
     "inspect": "Show what a bundle holds.",
     "doctor": "Show what is installed and which engines can be used.",
 }

@@ -44,6 +44,21 @@ def test_runtime_and_engines_need_no_export_package(package: str) -> None:
         assert not heavy & {name.split(".")[0] for name in _imports(path)}, path
 
 
+def test_every_data_file_is_in_the_wheel() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = {
+        (package, name)
+        for package, names in config["tool"]["setuptools"]["package-data"].items()
+        for name in names
+    }
+    found = {
+        (".".join(path.parent.relative_to(ROOT).parts), path.name)
+        for path in (ROOT / "specexport").rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert listed == found
+
+
 def test_every_package_folder_is_in_the_wheel() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     listed = set(config["tool"]["setuptools"]["packages"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import specexport
+from specexport.bench.prompts import shipped_prompts
 
 HEAVY = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "polygraphy")
 
@@ -28,6 +29,7 @@ def main(bundle: str) -> None:
             sampled = specexport.SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=1)
             engine.submit_chat([{"role": "user", "content": "hi"}], sampled).result()
     assert all(output == outputs[0] for output in outputs)
+    assert len(shipped_prompts()) == 32, "bench lacks its prompts"
     if len(sys.argv) == 2:  # blocked packages are blocked in this process only
         check_commands(bundle)
     print("4 passed, 0 failed")

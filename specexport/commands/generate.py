@@ -22,8 +22,8 @@ from specexport.errors import ConfigError
 from specexport.runtime.engine import Engine
 from specexport.runtime.logprobs import TokenLogprobs
 from specexport.runtime.options import EngineOptions
+from specexport.runtime.output import Completion
 from specexport.runtime.params import SamplingParams
-from specexport.runtime.stream import Completion
 from specexport.runtime.structure import Structure
 
 _EXAMPLES = """\b

@@ -84,6 +84,27 @@ class AcceptanceType(click.ParamType[Any]):
             )
 
 
+class ListType(click.ParamType[Any]):
+    """Values of another type with commas between them, as an ascending tuple without repeats."""
+
+    name = "list"
+
+    def __init__(self, item: click.ParamType[Any]) -> None:
+        self._item = item
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's own signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[Any, ...]:
+        """Parse each value; fails as its type fails."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        return tuple(sorted({self._item.convert(part.strip(), param, ctx) for part in parts}))
+
+
 def _numbers(text: str, *names: str) -> dict[str, float]:
     """`a,b` as the first of the named numbers."""
     values = [float(part) for part in text.split(",")] if text else []

@@ -26,7 +26,7 @@ def succeed(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProces
     return finished
 
 
-COMMANDS = ("build", "generate", "chat", "validate", "tune", "inspect", "doctor")
+COMMANDS = ("build", "generate", "chat", "validate", "tune", "bench", "inspect", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

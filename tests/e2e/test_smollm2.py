@@ -153,8 +153,7 @@ def test_acceptance_has_a_floor_at_each_position(
         for prompt in real_prompts()[:24:3]:
             message = {"role": "user", "content": prompt}
             engine.submit_chat([message], SamplingParams(max_tokens=32))
-        while engine.stats().num_running + engine.stats().num_waiting:
-            engine.step()
+        assert engine.drain()
         acceptance = engine.stats().acceptance
     rates = [a / acceptance.num_drafts for a in acceptance.accepted]
     assert all(rate >= floor for rate, floor in zip(rates, floors, strict=True)), rates

@@ -14,6 +14,7 @@ from specexport import Engine, EngineOptions, FinishReason, SamplingParams
 from specexport.errors import BundleError, ConfigError, EngineError, RequestError
 from specexport.export.manifest import DynamicTreeSpec
 from tests.tiny import EOS_ID, make_model
+from tests.turnstile import held, loop_of
 
 PROMPT = "to be or not to be, to be or"
 
@@ -72,14 +73,17 @@ def test_statistics_count_what_happened(tiny_bundle: Path) -> None:
     assert result.stats.tokens_per_s(20) > 0
 
 
-def test_a_cancelled_stream_ends_and_closing_cancels_the_rest(tiny_bundle: Path) -> None:
-    with Engine(tiny_bundle) as engine:
-        first = engine.submit(PROMPT, SamplingParams(max_tokens=50))
-        second = engine.submit(PROMPT)
-        next(iter(first))
-        first.cancel()
-        assert first.result().finish_reason is FinishReason.CANCELLED
-    assert second.result().finish_reason is FinishReason.CANCELLED
+def test_a_cancelled_stream_keeps_what_it_has(tiny_bundle: Path) -> None:
+    with Engine(tiny_bundle) as engine, held(loop_of(engine)) as turnstile:
+        stream = engine.submit(PROMPT, SamplingParams(max_tokens=50))
+        turnstile.let()
+        chunk = next(iter(stream))
+        stream.cancel()
+        turnstile.let()
+        result = stream.result()
+    assert result.finish_reason is FinishReason.CANCELLED
+    assert result.token_ids[: len(chunk.token_ids)] == chunk.token_ids
+    assert 0 < len(result.token_ids) < 50
 
 
 def test_without_max_tokens_the_output_ends_with_the_cache(tiny_bundle: Path) -> None:
@@ -199,10 +203,19 @@ def test_a_manifest_cannot_point_outside_or_ask_for_nonsense(
         Engine(copied)
 
 
-def test_a_closed_engine_says_so(tiny_bundle: Path) -> None:
+def test_a_closed_engine_has_cancelled_everything_and_says_that_it_is_closed(
+    tiny_bundle: Path,
+) -> None:
     with Engine(tiny_bundle) as engine:
-        engine.close()
+        with held(loop_of(engine)) as turnstile:
+            streams = [engine.submit(PROMPT, SamplingParams(ignore_eos=True)) for _ in range(20)]
+            turnstile.wait()
+            turnstile.before_next(engine.close)
+        results = [stream.result() for stream in streams]
     engine.close()
+    assert {result.finish_reason for result in results} == {FinishReason.CANCELLED}
+    assert [len(result.token_ids) > 0 for result in results].count(True) <= 8
+    assert engine.stats().num_waiting == engine.stats().num_running == 0
     with pytest.raises(EngineError, match="engine is closed"):
         engine.submit("hi")
 

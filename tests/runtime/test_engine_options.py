@@ -22,6 +22,7 @@ from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import DraftMethod
 from tests.noisy_draft import write_noisy_draft
 from tests.tiny import EOS_ID, make_model
+from tests.turnstile import held, loop_of
 
 PROMPT = "to be or not to be, to be or"
 TOLERANCE = 1e-4  # fp32 logits of ONNX Runtime and PyTorch: other orders of summation
@@ -100,13 +101,13 @@ def test_a_long_prompt_is_scored_a_few_rows_at_a_time(
     options = EngineOptions(method="none", step_tokens=256)
     with Engine(bundle, options) as engine:
         sizes = []
-        run = engine._loop._target.run
+        run = loop_of(engine)._target.run
 
         def counted(step: Any) -> Any:
             sizes.append(len(step.logits_indices))
             return run(step)
 
-        monkeypatch.setattr(engine._loop._target, "run", counted)
+        monkeypatch.setattr(loop_of(engine)._target, "run", counted)
         prompt = [i % 250 for i in range(200)]
         params = SamplingParams(prompt_logprobs=True, max_tokens=1)
         result = engine.submit(prompt, params).result()
@@ -258,12 +259,14 @@ def test_several_outputs_are_refused_where_one_is_given(bundle: Path, option: st
 
 
 def test_a_cancelled_group_ends(bundle: Path) -> None:
-    with Engine(bundle) as engine:
-        group = engine.submit_many(PROMPT, SamplingParams(temperature=1.0, n=2))
-        engine.step()
+    with Engine(bundle) as engine, held(loop_of(engine)) as turnstile:
+        group = engine.submit_many(PROMPT, SamplingParams(temperature=1.0, n=2, ignore_eos=True))
+        turnstile.wait()
         group.cancel()
-        reasons = {result.finish_reason for result in group.results()}
-    assert reasons == {FinishReason.CANCELLED}
+        turnstile.let()
+        results = group.results()
+    assert {result.finish_reason for result in results} == {FinishReason.CANCELLED}
+    assert all(result.token_ids for result in results)  # what the step gave
 
 
 def test_echo_puts_the_prompt_in_front_and_stop_texts_do_not_look_at_it(bundle: Path) -> None:

@@ -21,6 +21,7 @@ from specexport.runtime.tree import ROOT
 from specexport.validation.distribution import compare_distribution
 from tests.cycle import ORDER
 from tests.head_bundles import MAKERS, HeadBundle
+from tests.turnstile import loop_of
 
 Bundles = Callable[[str], HeadBundle]
 Params = Callable[[int], SamplingParams]
@@ -155,12 +156,11 @@ def test_every_drafted_token_is_the_one_that_the_head_predicts_in_plain_torch(
     """The j-th child of a node is the j-th likeliest token after the path that leads to it."""
     bundle = bundles(name)
     with open_engine(bundle, SHAPES[shape], max_slots=2) as engine:
-        spy = Spy(engine._loop._drafter.propose)
-        monkeypatch.setattr(engine._loop._drafter, "propose", spy)
+        spy = Spy(loop_of(engine)._drafter.propose)
+        monkeypatch.setattr(loop_of(engine)._drafter, "propose", spy)
         for i, n in ((0, 7), (2, 6), (3, 9)):
             engine.submit(PROMPTS[i], SamplingParams(max_tokens=n, ignore_eos=True))
-        while engine._loop.has_work:
-            engine.step()
+        assert engine.drain()
     assert {len(text) > 2 * CHUNK for text, _ in spy.seen} == {True, False}
     for text, draft in spy.seen:
         paths: dict[int, tuple[int, ...]] = {ROOT: ()}

@@ -16,6 +16,7 @@ from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import DraftMethod
 from specexport.runtime.structure import Choice, Grammar, JsonSchema, Regex, Structure
 from tests.tiny import EOS_ID, make_model, write_checkpoint
+from tests.turnstile import held, loop_of
 
 PROMPT = 'to be or not to be: {"name": "to be", "tags": ["or", "not"]}, {"name": "'
 PERSON = {
@@ -142,21 +143,23 @@ def test_eight_structured_requests_at_once_with_n_gram_drafts_all_parse(
 ) -> None:
     with Engine(bundle, EngineOptions(method="ngram", max_slots=8)) as engine:
         names = [*STRUCTURES, "schema", "schema", "regex"]
-        streams = [
-            engine.submit(
-                PROMPT,
-                SamplingParams(
-                    max_tokens=180,
-                    structure=STRUCTURES[name],
-                    temperature=temperature,
-                    seed=seed,
-                    # The random model would nest and repeat for ever.
-                    logit_bias={engine.tokenizer.encode(letter)[-1]: -30.0 for letter in "([se"},
-                ),
-            )
-            for seed, name in enumerate(names)
-        ]
-        assert engine.stats().num_waiting == 8
+        # The random model would nest and repeat for ever.
+        bias = {engine.tokenizer.encode(letter)[-1]: -30.0 for letter in "([se"}
+        with held(loop_of(engine)):  # the steps begin when all have come
+            streams = [
+                engine.submit(
+                    PROMPT,
+                    SamplingParams(
+                        max_tokens=180,
+                        structure=STRUCTURES[name],
+                        temperature=temperature,
+                        seed=seed,
+                        logit_bias=bias,
+                    ),
+                )
+                for seed, name in enumerate(names)
+            ]
+            assert engine.stats().num_waiting == 8
         for name, stream in zip(names, streams, strict=True):
             result = stream.result()
             assert result.finish_reason is FinishReason.STOP

@@ -1,0 +1,1 @@
+"""`specexport bench`: speed under load, with speculation off, fixed and adaptive."""
