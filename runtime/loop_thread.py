@@ -55,8 +55,8 @@ class LoopThread:
         self._is_closed = self._is_retired = False
         self._process_id = os.getpid()
         self._thread = Thread(target=self._run, name="specexport", daemon=True)
-        _running.add(self)
         self._thread.start()
+        _running.add(self)
 
     def check(self, num_requests: int) -> None:
         """Raise what `submit` would: `EngineError` if it is closed, `QueueFullError` if full."""
@@ -94,13 +94,14 @@ class LoopThread:
             num_waiting = len(self._open) - self._stats.num_running
             return replace(self._stats, num_waiting=num_waiting)
 
-    def drain(self) -> "Future[None]":
+    def drain(self) -> Future[None]:
         """Refuse new requests; what comes back is done when nothing is open any more."""
         with self._lock:
-            self._refuse(
-                "The engine drains: it finishes its requests and takes no new ones. Load the "
-                "bundle again."
-            )
+            if self._refusal is None:
+                self._refuse(
+                    "The engine drains: it finishes its requests and takes no new ones. Load the "
+                    "bundle again."
+                )
         return self._idle
 
     def close(self) -> None:

@@ -11,17 +11,36 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
-def test_the_readme_shows_the_example_as_it_runs(tiny_bundle: Path) -> None:
-    """The README's Python block is the body of examples/embed.py, word for word."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    example = (ROOT / "examples" / "embed.py").read_text()
-    for line in blocks[0].splitlines():
-        assert line.strip() in example, line
-    command = [sys.executable, str(ROOT / "examples" / "embed.py"), str(tiny_bundle)]
+def blocks_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("index", "name", "printed"),
+    [
+        (0, "embed.py", "refused: The prompt is empty"),
+        (1, "embed_async.py", "refused: The engine drains"),
+    ],
+)
+def test_the_readme_shows_the_examples_as_they_run(
+    index: int, name: str, printed: str, tiny_bundle: Path
+) -> None:
+    """The README's Python blocks are the bodies of the examples, word for word."""
+    example = ROOT / "examples" / name
+    assert len(blocks_of("README.md")) == 2
+    for line in blocks_of("README.md")[index].splitlines():
+        assert line.strip() in example.read_text(), line
+    command = [sys.executable, str(example), str(tiny_bundle)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert "refused: The prompt is empty" in finished.stdout
+    assert printed in finished.stdout
+
+
+def test_the_programs_of_the_page_on_embedding_run(tiny_bundle: Path) -> None:
+    blocks = blocks_of("docs/embedding.md")
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {"bundle": str(tiny_bundle)})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -241,6 +241,7 @@ def test_closing_while_others_submit_loses_nothing() -> None:
                     begun.wait(PATIENCE_S)
 
         everything = [sink for sinks in at_once(NUM_THREADS, work) for sink in sinks]
+        assert thread.drain().done()
         with pytest.raises(EngineError, match="engine is closed; load the bundle again"):
             thread.submit([kept()])
         assert all(sink.ended.is_set() for sink in everything)  # `close` has returned
