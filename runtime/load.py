@@ -50,7 +50,7 @@ def load_loop(
         max_nodes=max_nodes,
     )
     target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
-    is_adaptive = options.adaptive and drafting.depth > 0
+    is_adaptive = options.is_adaptive and drafting.depth > 0
     loader = _Loader(bundle, manifest, profile, drafting, is_adaptive=is_adaptive)
     try:
         drafter = loader.drafter()

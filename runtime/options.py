@@ -42,9 +42,12 @@ class EngineOptions:
     acceptance: LosslessAcceptance | TypicalAcceptance | TopAcceptance | None = None
     """All but the lossless one change the output's distribution."""
     num_speculative_tokens: int | None = None
-    """Draft length limit K; 0 decodes plainly."""
-    adaptive: bool = False
-    """Choose each draft's length, up to K, by what it costs and what is accepted."""
+    """Draft length K; 0 decodes plainly."""
+    adaptive: bool | None = None
+    """Choose each draft's size, up to K, by what it costs and what is accepted.
+
+    None: yes, unless K, a tree or a lossy acceptance rule is asked for.
+    """
     step_tokens: int = 256
     """Tokens computed in one step, drafts aside: prompts take what decoding leaves of them."""
     prefix_cache_mb: int = 512
@@ -53,6 +56,14 @@ class EngineOptions:
     """0: one for each usable CPU."""
     verify_files: bool = True
     """Check every file against the manifest's hashes first."""
+
+    @property
+    def is_adaptive(self) -> bool:
+        """What `adaptive` comes to."""
+        if self.adaptive is not None:
+            return self.adaptive
+        is_lossless = isinstance(self.acceptance, LosslessAcceptance | None)
+        return self.num_speculative_tokens is None and self.tree is None and is_lossless
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

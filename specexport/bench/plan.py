@@ -84,11 +84,12 @@ def make_variants(settings: Settings) -> tuple[Variant, ...]:
     """Off; each draft length, or the bundle's own; adaptive up to the longest of these."""
     base = EngineOptions(num_threads=settings.num_threads, verify_files=False)
     drafting, lengths = replace(base, method=settings.method), settings.draft_lengths
-    fixed = [Variant(f"K={k}", replace(drafting, num_speculative_tokens=k)) for k in lengths]
+    steady = replace(drafting, adaptive=False)
+    fixed = [Variant(f"K={k}", replace(steady, num_speculative_tokens=k)) for k in lengths]
     longest = replace(drafting, num_speculative_tokens=max(lengths, default=None))
     return (
         Variant("off", replace(base, method="none")),
-        *(fixed or [Variant("fixed", drafting)]),
+        *(fixed or [Variant("fixed", steady)]),
         Variant("adaptive", replace(longest, adaptive=True)),
     )
 

@@ -32,12 +32,13 @@ def engine_options(function: F) -> F:
             "-k",
             "--num-speculative-tokens",
             type=int,
-            help="Draft length; 0 decodes plainly  [default: the bundle's].",
+            help="Draft length; 0 decodes plainly  [default: up to the bundle's].",
         ),
         click.option(
-            "--adaptive",
-            is_flag=True,
-            help="Choose each draft's length, up to -k, by what it costs and what is accepted.",
+            "--adaptive/--fixed",
+            default=None,
+            help="Choose each draft's size, up to -k, by what it costs and what is accepted, or "
+            "draft as much as may be  [default: adaptive, unless -k or --tree is given].",
         ),
         click.option(
             "--acceptance",

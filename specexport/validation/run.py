@@ -78,7 +78,10 @@ def validate(
         plain = generate_greedy(engine, prompts, options.max_tokens)
     progress("Generating with speculation")
     # Another rule of acceptance than the lossless one has no promise that could be checked.
-    lossless = EngineOptions(max_slots=_SLOTS, acceptance=LosslessAcceptance(), verify_files=False)
+    # Nor would drafts that do not pay be seen, if their sizes were adaptive.
+    lossless = EngineOptions(
+        max_slots=_SLOTS, adaptive=False, acceptance=LosslessAcceptance(), verify_files=False
+    )
     with Engine(bundle, lossless) as engine:
         speculative = generate_greedy(engine, prompts, options.max_tokens)
         acceptance = engine.stats().acceptance

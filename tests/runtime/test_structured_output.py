@@ -141,7 +141,7 @@ def test_greedy_structured_output_is_the_masked_argmax_of_pytorch(
 def test_eight_structured_requests_at_once_with_n_gram_drafts_all_parse(
     temperature: float, bundle: Path
 ) -> None:
-    with Engine(bundle, EngineOptions(method="ngram", max_slots=8)) as engine:
+    with Engine(bundle, EngineOptions(method="ngram", adaptive=False, max_slots=8)) as engine:
         names = [*STRUCTURES, "schema", "schema", "regex"]
         # The random model would nest and repeat for ever.
         bias = {engine.tokenizer.encode(letter)[-1]: -30.0 for letter in "([se"}
@@ -172,7 +172,7 @@ def test_eight_structured_requests_at_once_with_n_gram_drafts_all_parse(
 def test_sampled_choices_follow_pytorchs_masked_distribution(method: Any, bundle: Path) -> None:
     """χ² with fixed seeds; a right sampler fails one in 10,000 other choices of them."""
     choices, num_samples, temperature = ("to be", "too", "no", "not", "be"), 600, 2.0
-    with Engine(bundle, EngineOptions(method=method, max_slots=16)) as engine:
+    with Engine(bundle, EngineOptions(method=method, adaptive=False, max_slots=16)) as engine:
         streams = [
             engine.submit(
                 PROMPT,
