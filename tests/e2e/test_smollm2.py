@@ -19,6 +19,7 @@ from specexport.export.manifest import DraftMethod, read_manifest
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.request import FinishReason
 from specexport.runtime.structure import Choice, Grammar, JsonSchema, Regex, Structure
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.logits import compare_logits
@@ -288,3 +289,41 @@ def test_eight_structured_requests_at_once_parse_and_equal_plain_decoding(
         for (_, structure), (text, _, reason) in zip(STRUCTURES, found[1:], strict=True):
             assert reason == "stop"
             assert parses(structure, text)
+
+
+STORM: dict[str, dict[str, Any]] = {
+    "n-gram, adaptive": {"method": "ngram"},
+    "draft model, adaptive": {"method": "draft"},
+    "draft model, drawn": {"method": "draft", "adaptive": False},
+}
+
+
+@pytest.mark.parametrize("name", STORM)
+def test_arrivals_cancellations_and_preemptions_change_no_output(name: str, bundle: Path) -> None:
+    """Seeded requests that begin alike, in three slots: each gets what it gets alone."""
+    options = {"max_length": 512, "verify_files": False, **STORM[name]}
+    beginning = "You are a helpful assistant. Answer in one sentence, and be friendly.\n\n"
+    prompts = [beginning + prompt[:300] for prompt in real_prompts()[:12]]
+    params = [
+        SamplingParams(temperature=0.8 * (i % 2), top_p=0.95, seed=i, max_tokens=16)
+        for i in range(len(prompts))
+    ]
+    with Engine(bundle, EngineOptions(max_slots=3, **options)) as engine:
+        streams = []
+        for i, prompt in enumerate(prompts):
+            streams.append(engine.submit(prompt, params[i], priority=int(i % 4 == 3)))
+            if i % 3 == 2:
+                next(iter(streams[-1]))  # the next ones arrive while these run
+        for cancelled in streams[4::5]:
+            cancelled.cancel()
+        found = [stream.result() for stream in streams]
+        stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert stats.prefixes.num_hits >= len(prompts) // 2
+    alone = EngineOptions(max_slots=1, prefix_cache_mb=0, **options)
+    with Engine(bundle, alone) as engine:
+        for prompt, wanted, output in zip(prompts, params, found, strict=True):
+            expected = engine.submit(prompt, wanted).result().token_ids
+            if output.finish_reason is FinishReason.CANCELLED:
+                expected = expected[: len(output.token_ids)]
+            assert output.token_ids == expected
