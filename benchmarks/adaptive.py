@@ -1,8 +1,8 @@
-"""Plain decoding, every fixed draft length and adaptive lengths, by the number of requests at once.
+"""Plain decoding, fixed draft lengths and adaptive ones, by the number of requests at once.
 
-The variants take turns in one process; what is compared is their speed in the same round, of which
-the median over all rounds counts. Prompts come from the prefix cache after an unmeasured round, so
-that it is decoding that is compared.
+Several requests wait for each slot, so that all are busy. The variants take turns in one process;
+what is compared is their speed in the same round, of which the median over all rounds counts.
+Prompts come from the prefix cache after an unmeasured round: it is decoding that is compared.
 """
 
 import time
@@ -17,6 +17,9 @@ from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions, MethodName
 from specexport.runtime.params import SamplingParams
 
+_TURNS = 4
+"""Requests for each slot."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -27,8 +30,11 @@ class Variant:
 
 
 def tokens_per_s(engine: Engine, prompts: list[str], num_tokens: int) -> float:
-    """All prompts at once, from the first to the last token."""
-    started = time.perf_counter()
+    """While all slots are busy: from the start until no request waits any more.
+
+    The time until the last one ends would tell of the slowest request, not of throughput.
+    """
+    started, before = time.perf_counter(), engine.stats().num_output_tokens
     streams = [
         engine.submit_chat(
             [{"role": "user", "content": prompt}],
@@ -36,8 +42,12 @@ def tokens_per_s(engine: Engine, prompts: list[str], num_tokens: int) -> float:
         )
         for prompt in prompts
     ]
-    total = sum(len(stream.result().token_ids) for stream in streams)
-    return total / (time.perf_counter() - started)
+    while (stats := engine.stats()).num_waiting:
+        time.sleep(0.005)
+    speed = (stats.num_output_tokens - before) / (time.perf_counter() - started)
+    for stream in streams:
+        stream.result()
+    return speed
 
 
 def variants(method: MethodName | None, ks: list[int], slots: int) -> list[Variant]:
@@ -91,7 +101,7 @@ def main(
     """Compare ways of drafting with BUNDLE; tokens per second, and ratios to plain decoding."""
     print(header())
     for num_requests in concurrency:
-        prompts = standard_library_prompts(num_requests)
+        prompts = standard_library_prompts(_TURNS * num_requests)
         ways = variants(method, list(ks), num_requests)
         speeds = measure(bundle, ways, prompts, num_tokens, rounds)
         best = max(ways[:-1], key=lambda way: ratio(speeds, way.name, "plain")).name

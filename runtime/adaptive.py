@@ -15,6 +15,8 @@ from specexport.runtime.lengths import DraftSize, Outcome, RowState
 
 _PROBE_SHARE = 0.015
 """Of the time spent on plain steps, what may go into seeing whether drafting pays again."""
+_LEAST_GAIN = 1.02
+"""By which a draft must promise more than none: of many estimates the best is too good."""
 _NARROW = 32
 """Query tokens; rows of more run in a call of their own, with drafts or without."""
 
@@ -65,7 +67,7 @@ class AdaptiveLength:
             return [DraftSize(0)] * len(rows)
         step = _Step(self, together)
         plain_s, best = step.seconds(None), None
-        most = step.num_rows / plain_s
+        most = _LEAST_GAIN * step.num_rows / plain_s
         for shape in shapes:
             if (speed := step.tokens(shape) / step.seconds(shape)) > most:
                 best, most = shape, speed

@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -58,11 +59,13 @@ class LiveCosts:
         self._table = table
         self.load = 1.0
         """How much longer steps of all sizes take now."""
-        self._sizes: dict[int, float] = {}
+        self._num_seen = 0
+        self._sizes: dict[int, _Size] = {}
 
     def step_s(self, num_rows: int, num_tokens: int, longest: int) -> float:
         """As the table's, corrected."""
-        factor = self._sizes.get(_size(num_tokens), 1.0) * self.load
+        size = self._sizes.get(_bucket(num_tokens))
+        factor = self.load * (size.factor if size else 1.0)
         return self._table.step_s(num_rows, num_tokens, longest) * factor
 
     def observe(self, num_rows: int, num_tokens: int, longest: int, seconds: float) -> None:
@@ -70,13 +73,26 @@ class LiveCosts:
         predicted = self._table.step_s(num_rows, num_tokens, longest)
         if predicted <= 0:
             return
-        size = _size(num_tokens)
-        factor = self._sizes.get(size, 1.0)
-        ratio = min(seconds / predicted, 2 * factor * self.load)
-        self.load += _LOAD_WEIGHT * (ratio / factor - self.load)
-        self._sizes[size] = factor + _SIZE_WEIGHT * (ratio / self.load - factor)
+        size = self._sizes.setdefault(_bucket(num_tokens), _Size())
+        ratio = min(seconds / predicted, 2 * size.factor * self.load)
+        self._num_seen += 1
+        self.load += _weight(self._num_seen, _LOAD_WEIGHT) * (ratio / size.factor - self.load)
+        size.num_seen += 1
+        weight = _weight(size.num_seen, _SIZE_WEIGHT)
+        size.factor += weight * (ratio / self.load - size.factor)
 
 
-def _size(num_tokens: int) -> int:
+@dataclass(slots=True)
+class _Size:
+    factor: float = 1.0
+    num_seen: int = 0
+
+
+def _weight(num_seen: int, least: float) -> float:
+    """Of the newest of so many: the first ones count as in a mean, beside what the table says."""
+    return max(1 / (num_seen + 1), least)
+
+
+def _bucket(num_tokens: int) -> int:
     """Sizes that are corrected together: two for each doubling."""
     return int(2 * math.log2(max(num_tokens, 1)))

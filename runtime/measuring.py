@@ -13,7 +13,7 @@ from specexport.runtime.costs import StepCosts
 
 _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _SHORT, _LONG = 16, 512
-_ROUNDS = 4
+_ROUNDS = 6
 _BUDGET_S = 1.0
 """Of the first round over all sizes."""
 
