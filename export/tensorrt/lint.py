@@ -15,6 +15,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 LARGEST_TOP_K = 3840
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_CODES = (ir.DataType.INT8, ir.DataType.INT4)
 _REFUSED_OPS = frozenset(
     {
         "BitwiseAnd",
@@ -85,6 +86,22 @@ def _uint4(node: ir.Node) -> str | None:
     values = [value for value in node.inputs if value is not None]
     found = next((value for value in values if value.dtype == ir.DataType.UINT4), None)
     return f"reads {found.name!r}, which is uint4" if found is not None else None
+
+
+def _integer_weight(node: ir.Node) -> str | None:
+    if node.op_type == "DequantizeLinear":
+        return None
+    weights = [value for value in node.inputs if value is not None and value.is_initializer()]
+    found = next((value for value in weights if value.dtype in _CODES), None)
+    return f"reads the integer weight {found.name!r} itself" if found is not None else None
+
+
+def _type(node: ir.Node) -> str | None:
+    is_known = all(value is None or value.dtype is not None for value in node.inputs)
+    unknown = [value for value in node.outputs if value.name and value.dtype is None]
+    if node.domain or not is_known or not unknown:
+        return None
+    return f"gives {unknown[0].name!r}, whose type cannot be inferred"
 
 
 # Attention.
@@ -192,6 +209,8 @@ RULES = (
     Rule(None, _domain, "Write it with operators of ai.onnx."),
     Rule(None, _operator, "Write it with other operators."),
     Rule(None, _uint4, "Store it as int4."),
+    Rule(None, _integer_weight, "Read it with DequantizeLinear."),
+    Rule(None, _type, "Check the graph with onnx.checker."),
     Rule("Attention", _valid_lengths, "Put the valid lengths into the mask."),
     Rule("Attention", _mask_and_causal, "Put causality into the mask."),
     Rule("Attention", _softcap, "Write the attention with MatMul, Tanh and Softmax."),

@@ -219,6 +219,23 @@ def test_uint4_is_refused() -> None:
     assert "'codes', which is uint4" in _one(_model([node], inputs, [_value("x", FLOAT, (4, 8))]))
 
 
+def test_integer_weights_are_read_by_dequantize_linear_alone() -> None:
+    node = helper.make_node("Gather", ["codes", "ids"], ["rows"], "look_up")
+    inputs, outputs = [_value("ids", INT64, (3,))], [_value("rows", TensorProto.INT8, (3, 8))]
+    model = _model([node], inputs, outputs, {"codes": np.zeros((4, 8), np.int8)})
+    assert "reads the integer weight 'codes' itself" in _one(model)
+
+
+def test_a_graph_whose_types_contradict_each_other_is_found() -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "ids"], ["sum"], "add"),
+        helper.make_node("Relu", ["sum"], ["y"]),
+    ]
+    inputs = [_value("x", FLOAT, (2,)), _value("ids", INT64, (2,))]
+    found = _findings(_model(nodes, inputs, [_value("y", FLOAT, (2,))]))
+    assert ["'sum', whose type cannot be inferred" in text for text in found] == [True]
+
+
 def test_a_graph_of_specexport_lacks_only_what_the_pass_adds(tiny_bundle: Path) -> None:
     path = tiny_bundle / "target/model.onnx"
     remedies = {finding.remedy for finding in lint(path)}
