@@ -366,15 +366,25 @@ class Manifest(_Frozen):
         check_manifest(self)
         return self
 
-    def _graph_files(self) -> Iterator[str]:
+    @property
+    def graphs(self) -> dict[str, GraphSpec | FunctionSpec]:
+        """All graphs: target, and what there is of draft, head, fuse and medusa."""
         head = self.head
-        graphs = (head.step, head.fuse, head.medusa) if head else ()
-        for spec in (self.target, self.draft, *graphs):
-            if spec is not None:
-                yield spec.path
-                yield str(PurePosixPath(spec.path).with_suffix(".weights"))
-        if head and head.token_map:
-            yield head.token_map
+        named: dict[str, GraphSpec | FunctionSpec | None] = {
+            "target": self.target,
+            "draft": self.draft,
+            "head": head.step if head else None,
+            "fuse": head.fuse if head else None,
+            "medusa": head.medusa if head else None,
+        }
+        return {name: spec for name, spec in named.items() if spec is not None}
+
+    def _graph_files(self) -> Iterator[str]:
+        for spec in self.graphs.values():
+            yield spec.path
+            yield str(PurePosixPath(spec.path).with_suffix(".weights"))
+        if self.head and self.head.token_map:
+            yield self.head.token_map
 
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` into `bundle`."""

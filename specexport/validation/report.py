@@ -92,6 +92,13 @@ class DistributionReport(_Frozen):
     passed: bool
 
 
+class DialectReport(_Frozen):
+    """What TensorRT would refuse in the bundle's graphs, or drop silently."""
+
+    num_graphs: int
+    findings: tuple[str, ...]
+
+
 class ValidationReport(_Frozen):
     """All of `validation.json`."""
 
@@ -111,6 +118,8 @@ class ValidationReport(_Frozen):
     loss: DivergenceReport | None = None
     """Integer weights: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
+    tensorrt: DialectReport
+    """Decides nothing: the bundle was validated on ONNX Runtime."""
     method: str
     num_speculative_tokens: int
     acceptance: str
@@ -160,6 +169,7 @@ def report_table(report: ValidationReport) -> Table:
         f"p ≥ {test.false_alarm_rate:g} (false alarms)",
     )
     _add_divergences(table, report)
+    _add_dialect(table, report.tensorrt)
     for difference in greedy.differences:
         table.add_row(
             "",
@@ -208,6 +218,14 @@ def _add_divergences(table: Table, report: ValidationReport) -> None:
     if (loss := report.loss) is not None:
         name = f"LOSSY: against unrounded weights, {loss.num_positions} positions"
         table.add_row("", name, _divergence(loss), "for you to judge")
+
+
+def _add_dialect(table: Table, found: DialectReport) -> None:
+    graphs = f"{found.num_graphs} graph{'s' * (found.num_graphs > 1)}"
+    count = f"{len(found.findings)} findings" if found.findings else "none found"
+    table.add_row("", f"what TensorRT would refuse, {graphs}", count, "for information")
+    for finding in found.findings:
+        table.add_row("", "", escape(finding), "")
 
 
 def _divergence(found: DivergenceReport) -> str:

@@ -20,6 +20,7 @@ from specexport.export.manifest import (
 )
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
+from specexport.validation.dialect import check_dialect
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.divergence import measure_divergence
 from specexport.validation.greedy import compare_greedy, generate_greedy
@@ -130,6 +131,7 @@ def validate(
         kernels=kernels,
         loss=loss,
         greedy=greedy,
+        tensorrt=check_dialect(bundle, manifest),
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
         acceptance=manifest.acceptance.kind,
