@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specexport.errors import BundleError
+from specexport.export.engine_spec import EngineSpec
 from specexport.export.manifest_check import check_graph, check_head, check_manifest
 
 SCHEMA_VERSION = 2
@@ -335,11 +336,14 @@ class Manifest(_Frozen):
     eos_token_ids: tuple[int, ...]
     provenance: Provenance
     files: dict[str, FileEntry]
+    engines: tuple[EngineSpec, ...] = ()
+    """Their plans are not among `files`: a machine needs those of its own GPU alone."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         """Every file lies inside the bundle, and every graph's files are among the hashed ones."""
-        for name in self.files:
+        plans = (plan.path for engine in self.engines for plan in engine.plans.values())
+        for name in (*self.files, *plans):
             parts = PurePosixPath(name).parts
             if not parts or name.startswith("/") or ".." in parts or len(name) > 200:
                 raise ValueError(f"{name[:80]!r} is no path inside the bundle")
@@ -387,8 +391,10 @@ class Manifest(_Frozen):
             yield self.head.token_map
 
     def write(self, bundle: Path) -> None:
-        """Write `manifest.json` into `bundle`."""
-        (bundle / MANIFEST_NAME).write_text(self.model_dump_json(indent=2) + "\n")
+        """Write `manifest.json` into `bundle`, whole or not at all."""
+        temporary = bundle / f".{MANIFEST_NAME}.tmp"
+        temporary.write_text(self.model_dump_json(indent=2) + "\n")
+        temporary.replace(bundle / MANIFEST_NAME)
 
 
 def hash_file(path: Path) -> FileEntry:

@@ -150,6 +150,14 @@ def _decomposable(node: ir.Node) -> str | None:
     return "computes in fp32, for which there is no kernel, without TRT_decomposable"
 
 
+def _half_width(node: ir.Node) -> str | None:
+    query = _input(node, 0)
+    width = _width(query)
+    if query is None or query.dtype not in _HALVES or width is None or width % 8 == 0:
+        return None
+    return f"has heads {width} wide, and in fp16 and bf16 only multiples of 8 are taken"
+
+
 # TensorScatter: the cache.
 
 
@@ -219,6 +227,7 @@ RULES = (
     Rule("Attention", _more_outputs, "Use the first alone."),
     Rule("Attention", _value_width, "Pad the values with zeros to the width of the keys."),
     Rule("Attention", _decomposable, "Give the node the attribute TRT_decomposable = 1."),
+    Rule("Attention", _half_width, "Compute it in fp32 (--precision fp32)."),
     Rule("TensorScatter", _mode, "Use mode linear, and compact the cache outside the graph."),
     Rule("TensorScatter", _axis, "Give the cache as [batch, heads, length, width] and axis -2."),
     Rule("TensorScatter", _cache_input, "Make the cache an input of the graph, updated once."),

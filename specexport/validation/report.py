@@ -119,7 +119,7 @@ class ValidationReport(_Frozen):
     """Integer weights: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
     tensorrt: DialectReport
-    """Decides nothing: the bundle was validated on ONNX Runtime."""
+    """Findings fail a bundle with engines alone; all else was measured on ONNX Runtime."""
     method: str
     num_speculative_tokens: int
     acceptance: str

@@ -116,9 +116,11 @@ def validate(
         loss = _diverge(bundle, manifest.target, Reference(source), prompts)
     draft = _validate_draft(bundle, manifest, options, texts)
     tests = (target, draft, head, greedy, distribution)
+    dialect = check_dialect(bundle, manifest)
     report = ValidationReport(
         passed=all(test.passed for test in tests if test is not None)
-        and (kernels is None or kernels.mean_kl <= KERNEL_KL),
+        and (kernels is None or kernels.mean_kl <= KERNEL_KL)
+        and not (manifest.engines and dialect.findings),
         num_prompts=len(prompts),
         max_abs_logit_diff=target.max_abs_diff,
         top1_agreement=target.top1_agreement,
@@ -131,7 +133,7 @@ def validate(
         kernels=kernels,
         loss=loss,
         greedy=greedy,
-        tensorrt=check_dialect(bundle, manifest),
+        tensorrt=dialect,
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
         acceptance=manifest.acceptance.kind,

@@ -47,10 +47,12 @@ def _attention(
     extra: Sequence[str] = ("mask",),
     outputs: Sequence[str] = ("y",),
     dtype: int = HALF,
-    value_width: int = 8,
+    width: int = 8,
+    value_width: int | None = None,
     **attributes: Any,
 ) -> ir.Model:
-    """Query, key and value of [2, 1, 4, 8], and whatever inputs are named in `extra`."""
+    """Query, key and value of [2, 1, 4, width], and whatever inputs are named in `extra`."""
+    value_width = value_width or width
     kinds = {
         "mask": _value("mask", TensorProto.BOOL, (2, 1, 4, 4)),
         "past_key": _value("past_key", dtype, (2, 1, 6, 8)),
@@ -58,7 +60,7 @@ def _attention(
         "lengths": _value("lengths", INT64, (2,)),
     }
     node = helper.make_node("Attention", ["q", "k", "v", *extra], outputs, "attend", **attributes)
-    inputs = [_value(name, dtype, (2, 1, 4, 8)) for name in "qk"]
+    inputs = [_value(name, dtype, (2, 1, 4, width)) for name in "qk"]
     inputs.append(_value("v", dtype, (2, 1, 4, value_width)))
     inputs += [kinds[name] for name in extra if name]
     results = [_value(name, dtype, (2, 1, 4, value_width)) for name in outputs[:1]]
@@ -134,6 +136,12 @@ def test_the_width_of_a_cut_cache_is_seen() -> None:
 def test_fp32_attention_must_be_decomposable() -> None:
     assert "Give the node the attribute TRT_decomposable" in _one(_attention(dtype=FLOAT))
     assert _findings(_attention(dtype=FLOAT, TRT_decomposable=1)) == []
+
+
+@pytest.mark.parametrize(("width", "num_findings"), [(46, 1), (48, 0), (576, 0)])
+def test_heads_of_halves_are_a_multiple_of_8_wide(width: int, num_findings: int) -> None:
+    assert len(_findings(_attention(width=width))) == num_findings
+    assert _findings(_attention(width=width, dtype=FLOAT, TRT_decomposable=1)) == []
 
 
 def test_a_cache_is_linear() -> None:
