@@ -1,5 +1,6 @@
-"""Runs graphs of bundles with whatever types they have, caches included."""
+"""Runs graphs of any types on ONNX Runtime, and asks TensorRT-RTX whether it would."""
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - onnx_ir names its types
@@ -7,6 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
+
+from specexport.errors import ConfigError, EngineError
+from specexport.export.engine_spec import ShapeProfile, SizeRange
+from specexport.export.tensorrt.library import find_library
+from specexport.export.tensorrt.plan import PlanOptions, build_plan
 
 CACHE_LENGTH = 64
 BATCH, QUERY = 2, 5
@@ -26,6 +32,27 @@ def run(model: ir.Model, folder: str, seed: int = 0) -> Outputs:
     outputs = [value.name or "" for value in model.graph.outputs]
     found = session.run(outputs, {v.name: _feed(v, seed) for v in model.graph.inputs})
     return dict(zip(outputs, found, strict=True))
+
+
+def takes(model: ir.Model) -> bool | None:
+    """Whether TensorRT-RTX builds a graph for SM89; None where it is not installed."""
+    try:
+        library = find_library("tensorrt-rtx")
+    except ConfigError:
+        return None
+    dims = {
+        dim.value
+        for v in model.graph.inputs
+        for dim in v.shape or ()
+        if isinstance(dim, ir.SymbolicDim)
+    }
+    sizes = {str(dim): SizeRange(min=1, opt=CACHE_LENGTH, max=CACHE_LENGTH) for dim in dims}
+    profiles = (ShapeProfile(name="any", sizes=sizes),) if sizes else ()
+    try:
+        build_plan(library, model, Path("model.onnx"), PlanOptions(("sm89",), profiles))
+    except EngineError:
+        return False
+    return True
 
 
 def cache_values(model: ir.Model) -> list[ir.Value]:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specexport.export.tensorrt.lint import RULES, lint
+from tests.tensorrt_graphs import takes
 
 HALF, FLOAT, INT64 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT64
 CACHE = (2, 1, 32, 8)
@@ -38,8 +39,10 @@ def _findings(model: ir.Model) -> list[str]:
     return [str(finding) for finding in lint(model)]
 
 
-def _one(model: ir.Model) -> str:
+def _one(model: ir.Model, *, is_taken: bool = False) -> str:
+    """The only finding. Where TensorRT-RTX is installed, it must refuse the graph too."""
     (finding,) = _findings(model)
+    assert takes(model) in (is_taken, None)
     return finding
 
 
@@ -51,19 +54,23 @@ def _attention(
     value_width: int | None = None,
     **attributes: Any,
 ) -> ir.Model:
-    """Query, key and value of [2, 1, 4, width], and whatever inputs are named in `extra`."""
+    """Q queries over T keys and values, whatever these are, and the inputs named in `extra`."""
+    attributes = {"TRT_decomposable": 1, **attributes}
     value_width = value_width or width
     kinds = {
-        "mask": _value("mask", TensorProto.BOOL, (2, 1, 4, 4)),
-        "past_key": _value("past_key", dtype, (2, 1, 6, 8)),
-        "past_value": _value("past_value", dtype, (2, 1, 6, 8)),
+        "mask": _value("mask", TensorProto.BOOL, ("B", 1, "Q", "T")),
+        "past_key": _value("past_key", dtype, ("B", 2, "P", 8)),
+        "past_value": _value("past_value", dtype, ("B", 2, "P", 8)),
         "lengths": _value("lengths", INT64, (2,)),
     }
     node = helper.make_node("Attention", ["q", "k", "v", *extra], outputs, "attend", **attributes)
-    inputs = [_value(name, dtype, (2, 1, 4, width)) for name in "qk"]
-    inputs.append(_value("v", dtype, (2, 1, 4, value_width)))
+    inputs = [
+        _value("q", dtype, ("B", 4, "Q", width)),
+        _value("k", dtype, ("B", 2, "T", width)),
+        _value("v", dtype, ("B", 2, "T", value_width)),
+    ]
     inputs += [kinds[name] for name in extra if name]
-    results = [_value(name, dtype, (2, 1, 4, value_width)) for name in outputs[:1]]
+    results = [_value(name, dtype, ("B", 4, "Q", value_width)) for name in outputs[:1]]
     return _model([node], inputs, results)
 
 
@@ -86,13 +93,13 @@ def _scatter(
 
 
 def test_a_good_attention_and_a_good_cache_have_no_findings() -> None:
-    assert _findings(_attention()) == []
-    assert _findings(_attention(dtype=TensorProto.BFLOAT16)) == []
-    assert _findings(_scatter()) == []
+    for model in (_attention(), _attention(dtype=TensorProto.BFLOAT16), _scatter()):
+        assert _findings(model) == []
+        assert takes(model) in (True, None)
 
 
 def test_valid_lengths_are_dropped_silently() -> None:
-    assert "nonpad_kv_seqlen" in _one(_attention(["mask", "", "", "lengths"]))
+    assert "nonpad_kv_seqlen" in _one(_attention(["mask", "", "", "lengths"]), is_taken=True)
 
 
 def test_a_mask_does_not_go_with_is_causal() -> None:
@@ -126,22 +133,25 @@ def test_the_width_of_a_cut_cache_is_seen() -> None:
     inputs += [_value("v", HALF, (2, 1, 32, 4)), _value("length", INT64, (1,))]
     nodes = [
         helper.make_node("Slice", ["v", "zero", "length", "two"], ["cut"]),
-        helper.make_node("Attention", ["q", "k", "cut"], ["y"], "attend"),
+        helper.make_node("Attention", ["q", "k", "cut"], ["y"], "attend", TRT_decomposable=1),
     ]
     constants = {"zero": np.array([0]), "two": np.array([2])}
     model = _model(nodes, inputs, [_value("y", HALF, (2, 1, 4, 4))], constants)
     assert "keys 8 wide and values 4 wide" in _one(model)
 
 
-def test_fp32_attention_must_be_decomposable() -> None:
-    assert "Give the node the attribute TRT_decomposable" in _one(_attention(dtype=FLOAT))
-    assert _findings(_attention(dtype=FLOAT, TRT_decomposable=1)) == []
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+def test_attention_may_be_decomposed(dtype: int) -> None:
+    found = _one(_attention(dtype=dtype, TRT_decomposable=0))
+    assert "Give the node the attribute TRT_decomposable = 1" in found
 
 
 @pytest.mark.parametrize(("width", "num_findings"), [(46, 1), (48, 0), (576, 0)])
 def test_heads_of_halves_are_a_multiple_of_8_wide(width: int, num_findings: int) -> None:
-    assert len(_findings(_attention(width=width))) == num_findings
-    assert _findings(_attention(width=width, dtype=FLOAT, TRT_decomposable=1)) == []
+    model = _attention(width=width)
+    assert len(_findings(model)) == num_findings
+    assert takes(model) in (num_findings == 0, None)
+    assert _findings(_attention(width=width, dtype=FLOAT)) == []
 
 
 def test_a_cache_is_linear() -> None:
@@ -197,14 +207,15 @@ def test_topk_is_bounded(k: int, num_findings: int) -> None:
     node = helper.make_node("TopK", ["x", "k"], ["values", "ids"], "best")
     outputs = [_value("values", FLOAT, (2, k)), _value("ids", INT64, (2, k))]
     constants = {"k": np.array([k])}
-    found = _findings(_model([node], [_value("x", FLOAT, (2, 9000))], outputs, constants))
-    assert len(found) == num_findings
+    model = _model([node], [_value("x", FLOAT, (2, 9000))], outputs, constants)
+    assert len(_findings(model)) == num_findings
+    assert takes(model) in (num_findings == 0, None)
 
 
 def test_operators_of_other_domains_are_refused() -> None:
     node = helper.make_node("Gelu", ["x"], ["y"], "act", domain="com.microsoft")
     model = _model([node], [_value("x", FLOAT, (2,))], [_value("y", FLOAT, (2,))])
-    assert "Gelu 'act' is an operator of com.microsoft" in _one(model)
+    assert "Gelu 'act' is an operator of com.microsoft" in _one(model, is_taken=True)
 
 
 def test_operators_that_tensorrt_lacks_are_refused_inside_branches_too() -> None:
