@@ -70,7 +70,7 @@ class PlanSpec(_Frozen):
     """Of the network before TensorRT fused it."""
     build_time_s: float
     peak_memory_mb: int
-    """Main memory of the process that built it, at the most so far."""
+    """Main memory of the process that built it, at the most so far; 0: not known."""
 
 
 class EngineSpec(_Frozen):

@@ -4,7 +4,6 @@ Polygraphy's loaders do the same steps, but choose the library by an environment
 whole process and leave its reasons in a log; here they are the error's text.
 """
 
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +57,7 @@ def build_plan(library: Library, model: ir.Model, path: Path, options: PlanOptio
         memoryview(data),
         network.num_layers,
         time.perf_counter() - started,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        _peak_memory_mb(),
     )
 
 
@@ -99,6 +98,15 @@ def _profile(builder: Any, model: ir.Model, profile: ShapeProfile) -> Any:  # no
 
 def _at(dims: Sequence[int | SizeRange], end: Literal["min", "opt", "max"]) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else getattr(dim, end) for dim in dims)
+
+
+def _peak_memory_mb() -> int:
+    """Main memory of this process at the most; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 @contextmanager

@@ -14,12 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specexport.commands.common import BUNDLE
-from specexport.engines.plan import build_command, installed_version, problem
-from specexport.export.engine_spec import Backend, EngineSpec
-from specexport.export.manifest import read_manifest
-from specexport.export.tensorrt.library import local_gpu
-
 _EXPORT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "polygraphy")
 _RUNTIME = ("onnxruntime", "numpy", "tokenizers", "jinja2", "pydantic")
 
@@ -42,7 +36,7 @@ class Check:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("bundle", type=BUNDLE, required=False)
+@click.argument("bundle", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path | None, as_json: bool) -> None:
     """Show what is installed, which engines can be built and run here, and what fixes the rest.
@@ -96,34 +90,35 @@ def _nvidia_gpu() -> Check:
     return Check("NVIDIA GPU", bool(devices), detail, fix)
 
 
-def _library(backend: Backend, where: str, fix: str) -> Callable[[], Check]:
+def _library(module: str, where: str, fix: str) -> Callable[[], Check]:
     """Whether engines can be built; running them is not in this version."""
+    name = f"build {module.replace('_', '-')} engines"
 
     def check() -> Check:
-        name, found = f"build {backend} engines", installed_version(backend)
-        if found is None:
+        if find_spec(module) is None:
             return Check(name, False, "not installed", fix)
-        return Check(name, True, f"version {found}, {where}; they are not run yet")
+        found = _installed_version(module)
+        return Check(name, True, f"{module} {found}, {where}; they are not run yet")
 
     return check
 
 
 def _engines_of(bundle: Path) -> list[Check]:
     """One check for each engine: it fits the library and the GPU of this machine, or why not."""
-    gpu = local_gpu()
-    return [_engine(bundle, engine, gpu) for engine in read_manifest(bundle).engines]
+    from specexport.engines.plan import build_command, problem
+    from specexport.export.manifest import read_manifest
+    from specexport.export.tensorrt.library import local_gpu
 
-
-def _engine(bundle: Path, engine: EngineSpec, gpu: str | None) -> Check:
-    name, reason = f"{bundle}: {engine.folder}", problem(bundle, engine, gpu)
-    if reason is None:
-        return Check(name, True, "fits")
-    other_gpu = gpu if gpu not in engine.gpus else None
-    return Check(name, False, reason, build_command(bundle, engine, other_gpu))
+    checks, gpu = [], local_gpu()
+    for engine in read_manifest(bundle).engines:
+        name, reason = f"{bundle}: {engine.folder}", problem(bundle, engine, gpu)
+        fix = build_command(bundle, engine, gpu if gpu not in engine.gpus else None)
+        checks.append(Check(name, not reason, reason or "fits", fix if reason else ""))
+    return checks
 
 
 def _installed_version(module: str) -> str:
-    names = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu")}
+    names = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "tensorrt_rtx": ("tensorrt-rtx",)}
     for name in names.get(module, (module,)):
         try:
             return version(name)
@@ -137,7 +132,7 @@ _CHECKS: list[Callable[[], Check]] = [
     _build,
     _structured_output,
     _nvidia_gpu,
-    _library("tensorrt-rtx", "for GPUs that need not be here", "pip install 'specexport[rtx]'"),
+    _library("tensorrt_rtx", "for GPUs that need not be here", "pip install 'specexport[rtx]'"),
     _library("tensorrt", "for the GPU here", "pip install tensorrt"),
 ]
 

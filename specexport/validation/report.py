@@ -97,6 +97,8 @@ class DialectReport(_Frozen):
 
     num_graphs: int
     findings: tuple[str, ...]
+    passed: bool
+    """Findings matter to bundles with engines alone."""
 
 
 class ValidationReport(_Frozen):
@@ -119,7 +121,6 @@ class ValidationReport(_Frozen):
     """Integer weights: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
     tensorrt: DialectReport
-    """Findings fail a bundle with engines alone; all else was measured on ONNX Runtime."""
     method: str
     num_speculative_tokens: int
     acceptance: str
@@ -223,7 +224,10 @@ def _add_divergences(table: Table, report: ValidationReport) -> None:
 def _add_dialect(table: Table, found: DialectReport) -> None:
     graphs = f"{found.num_graphs} graph{'s' * (found.num_graphs > 1)}"
     count = f"{len(found.findings)} findings" if found.findings else "none found"
-    table.add_row("", f"what TensorRT would refuse, {graphs}", count, "for information")
+    mark = "" if found.passed else "[red]✗[/red]"
+    table.add_row(
+        mark, f"what TensorRT would refuse, {graphs}", count, "none in a bundle's engines"
+    )
     for finding in found.findings:
         table.add_row("", "", escape(finding), "")
 
