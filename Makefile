@@ -54,4 +54,6 @@ $(VENV)/.export: $(VENV)/.python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.export
 	$(BIN)/python -m pip install --quiet --editable '.[export,dev]'
+	@$(BIN)/python -m pip install --quiet --editable '.[rtx]' \
+	  || echo "tensorrt-rtx cannot be installed here: the tests that build plans are skipped"
 	@touch $@

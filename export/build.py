@@ -27,6 +27,8 @@ from specexport.export.manifest import (
 from specexport.export.output import check_output, check_space, whole_or_nothing
 from specexport.export.parts import HeadPart, ModelPart, ModelSource, Progress, Sizes
 from specexport.export.precision import WantedTypes
+from specexport.export.tensorrt.engines import Told, add_engine
+from specexport.export.tensorrt.wanted import WantedEngine
 from specexport.export.vocabulary import check_tokenizer, require_same_vocabulary
 from specexport.export.weights import MTP_NOTE
 
@@ -57,6 +59,8 @@ class BuildOptions:
     """Of the draft model or head; None: `weight_type`."""
     max_length: int | None = None
     """Prompt plus output tokens; None: the model's context, at most 8192."""
+    engines: tuple[WantedEngine, ...] = ()
+    """Built besides the graphs, which ONNX Runtime runs as they are."""
     overwrite: bool = False
     argv: tuple[str, ...] = ()
 
@@ -99,6 +103,7 @@ def build(
     output: Path,
     options: BuildOptions = BuildOptions(),
     progress: Progress = lambda what, done, total: None,
+    tell: Told = lambda what: None,
 ) -> Manifest:
     """Build a bundle from `source` (directory, hub id or GGUF file) at `output`.
 
@@ -108,6 +113,8 @@ def build(
     kind, sizes, draft_sizes = options.method.kind, options.sizes, options.draft_sizes
     sources = [s for s in (source, options.draft, options.head) if s is not None]
     check_output(output, sources, overwrite=options.overwrite)
+    for engine in options.engines:
+        engine.resolve()  # refuses what is missing before anything is written
     model = ModelSource.open(source, "target")
     plan = plan_head(kind, options.head, model.checkpoint, model.config)
     target = model.plan(sizes, plan.taps if plan else ())
@@ -146,6 +153,8 @@ def build(
             ),
             files={**_hash_small_files(folder), **written},
         )
+        for engine in options.engines:
+            manifest = add_engine(folder, manifest, engine, previous=output, tell=tell)
         manifest.write(folder)
     return manifest
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specexport.errors import BundleError
+from specexport.export.engine_spec import EngineSpec
 from specexport.export.manifest_check import check_graph, check_head, check_manifest
 
 SCHEMA_VERSION = 2
@@ -335,11 +336,14 @@ class Manifest(_Frozen):
     eos_token_ids: tuple[int, ...]
     provenance: Provenance
     files: dict[str, FileEntry]
+    engines: tuple[EngineSpec, ...] = ()
+    """Their plans are not among `files`: a machine needs those of its own GPU alone."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         """Every file lies inside the bundle, and every graph's files are among the hashed ones."""
-        for name in self.files:
+        plans = (plan.path for engine in self.engines for plan in engine.plans.values())
+        for name in (*self.files, *plans):
             parts = PurePosixPath(name).parts
             if not parts or name.startswith("/") or ".." in parts or len(name) > 200:
                 raise ValueError(f"{name[:80]!r} is no path inside the bundle")
@@ -366,19 +370,31 @@ class Manifest(_Frozen):
         check_manifest(self)
         return self
 
-    def _graph_files(self) -> Iterator[str]:
+    @property
+    def graphs(self) -> dict[str, GraphSpec | FunctionSpec]:
+        """All graphs: target, and what there is of draft, head, fuse and medusa."""
         head = self.head
-        graphs = (head.step, head.fuse, head.medusa) if head else ()
-        for spec in (self.target, self.draft, *graphs):
-            if spec is not None:
-                yield spec.path
-                yield str(PurePosixPath(spec.path).with_suffix(".weights"))
-        if head and head.token_map:
-            yield head.token_map
+        named: dict[str, GraphSpec | FunctionSpec | None] = {
+            "target": self.target,
+            "draft": self.draft,
+            "head": head.step if head else None,
+            "fuse": head.fuse if head else None,
+            "medusa": head.medusa if head else None,
+        }
+        return {name: spec for name, spec in named.items() if spec is not None}
+
+    def _graph_files(self) -> Iterator[str]:
+        for spec in self.graphs.values():
+            yield spec.path
+            yield str(PurePosixPath(spec.path).with_suffix(".weights"))
+        if self.head and self.head.token_map:
+            yield self.head.token_map
 
     def write(self, bundle: Path) -> None:
-        """Write `manifest.json` into `bundle`."""
-        (bundle / MANIFEST_NAME).write_text(self.model_dump_json(indent=2) + "\n")
+        """Write `manifest.json` into `bundle`, whole or not at all."""
+        temporary = bundle / f".{MANIFEST_NAME}.tmp"
+        temporary.write_text(self.model_dump_json(indent=2) + "\n")
+        temporary.replace(bundle / MANIFEST_NAME)
 
 
 def hash_file(path: Path) -> FileEntry:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specexport.export.engine_spec import EngineSpec
     from specexport.export.manifest import FunctionSpec, GraphSpec, HeadSpec, Manifest, TensorSpec
 
 Shape = tuple[int | str, ...]
@@ -69,6 +70,20 @@ def check_manifest(manifest: "Manifest") -> None:
     if manifest.head is not None:
         _check_target(manifest.head, target)
         _check_layout(manifest.head, manifest.method.kind)
+    for engine in manifest.engines:
+        _check_engine(engine, manifest)
+
+
+def _check_engine(engine: "EngineSpec", manifest: "Manifest") -> None:
+    """Every graph has a plan, made from just this graph."""
+    graphs = manifest.graphs
+    if engine.plans.keys() != graphs.keys():
+        raise ValueError(
+            f"{engine.folder} has plans of {sorted(engine.plans)}; the graphs are {sorted(graphs)}"
+        )
+    for name, plan in engine.plans.items():
+        if plan.graph_sha256 != manifest.files[graphs[name].path].sha256:
+            raise ValueError(f"{plan.path} was built from another {graphs[name].path}")
 
 
 def _check_target(head: "HeadSpec", target: "GraphSpec") -> None:

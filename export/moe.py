@@ -13,8 +13,8 @@ about 3 µs. The alternatives, measured the same way:
 - an `If` around each expert, over all tokens: equal when decoding, 6 times for 256 tokens;
 - an `If` around each expert, over its own rows: equal, with more overhead an expert.
 
-The blocks' sizes depend on data: an engine that must know them from shapes (TensorRT) wants another
-form, made by a pass over this graph.
+The blocks' sizes depend on data. TensorRT-RTX builds it so (docs/gpu.md); how fast it runs there is
+not known.
 """
 
 from collections.abc import Sequence

@@ -26,4 +26,4 @@ class QueueFullError(RequestError):
 
 
 class EngineError(SpecExportError):
-    """An engine failed while running a step."""
+    """An engine could not be built, or failed while running a step."""

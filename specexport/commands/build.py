@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import click
+from click.core import ParameterSource
 from pydantic import BaseModel, ValidationError
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from specexport.commands.common import console
+from specexport.commands.engine_options import ENGINE_OPTIONS, engine_build_options
+from specexport.commands.inspect_engine import engine_report
 from specexport.commands.option_types import AcceptanceType, TreeType
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import (
+    MANIFEST_NAME,
     DraftMethod,
     DynamicTreeSpec,
     FloatType,
@@ -29,6 +34,8 @@ from specexport.export.manifest import (
     TypicalAcceptance,
     WeightType,
 )
+from specexport.export.tensorrt.engines import add_engines
+from specexport.export.tensorrt.wanted import WantedEngine
 
 _METHODS: dict[str, type[BaseModel]] = {
     "ngram": NgramMethod,
@@ -52,6 +59,8 @@ Examples:
   specexport build model.gguf --weights int8 -o fast
   specexport build ./Llama-3.1-8B-Instruct --method eagle3 --head ./EAGLE3-LLaMA3.1-8B -o eagle
   specexport build ./MiMo-7B-RL --method mtp -o mimo
+  specexport build model.gguf -o edge --engine tensorrt-rtx --gpu sm89,sm120 --precision fp16
+  specexport build edge --engine tensorrt-rtx --gpu sm86
 """
 
 
@@ -60,9 +69,8 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    required=True,
     type=click.Path(path_type=Path),
-    help="Folder of the bundle.",
+    help="Folder of the bundle; without it, MODEL is a bundle that gets engines.",
 )
 @click.option(
     "--method",
@@ -133,11 +141,12 @@ Examples:
     type=click.IntRange(2),
     help="Prompt plus output tokens  [default: the model's context, at most 8192].",
 )
+@engine_build_options
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def command(
     model: str,
-    output: Path,
+    output: Path | None,
     method: str | None,
     draft: str | None,
     head: str | None,
@@ -155,13 +164,19 @@ def command(
     embedding_type: WeightType | None,
     draft_weight_type: WeightType | None,
     max_length: int | None,
+    engines: tuple[WantedEngine, ...],
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Export MODEL and its drafter to a bundle.
 
-    MODEL is a Hugging Face directory, a hub id (org/name) or a GGUF file.
+    MODEL is a Hugging Face directory, a hub id or a GGUF file; or, without -o, a bundle, which gets
+    the engines of --engine.
     """
+    if output is None:
+        bundle = Path(model)
+        _show(bundle, _only_engines(bundle, engines), as_json=as_json)
+        return
     kind = method or ("draft" if draft else "ngram")
     given = {
         "tree": tree,
@@ -183,6 +198,7 @@ def command(
         embedding_type=embedding_type,
         draft_weight_type=draft_weight_type,
         max_length=max_length,
+        engines=engines,
         overwrite=overwrite,
         argv=tuple(sys.argv[1:]),
     )
@@ -197,11 +213,38 @@ def command(
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done)
 
-        manifest = build(model, output, options, advance)
+        manifest = build(model, output, options, advance, console.print)
+    _show(output, manifest, as_json=as_json)
+
+
+def _only_engines(bundle: Path, engines: tuple[WantedEngine, ...]) -> Manifest:
+    """Build engines of a bundle; options of an export are refused, for there is none."""
+    if not (bundle / MANIFEST_NAME).is_file():
+        raise click.UsageError("Missing option '-o': the folder of the bundle to make.")
+    if not engines:
+        raise ConfigError(
+            f"{bundle} is a bundle. Give --engine tensorrt-rtx to build plans of its graphs, or a "
+            "model and -o to build another."
+        )
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in ("model", "as_json", *ENGINE_OPTIONS):
+            raise ConfigError(
+                f"{parameter.opts[-1]} is for exporting a model, and {bundle} is a bundle. "
+                "Leave it out."
+            )
+    return add_engines(bundle, engines, console.print)
+
+
+def _show(output: Path, manifest: Manifest, *, as_json: bool) -> None:
     if as_json:
         click.echo(manifest.model_dump_json(indent=2))
-    else:
-        _summarise(output, manifest)
+        return
+    _summarise(output, manifest)
+    for engine in manifest.engines:
+        Console(highlight=False).print(engine_report(output, engine))
 
 
 def _method(kind: str, values: dict[str, Any]) -> Method:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -19,6 +20,7 @@ _RUNTIME = ("onnxruntime", "numpy", "tokenizers", "jinja2", "pydantic")
 _EXAMPLES = """\b
 Examples:
   specexport doctor
+  specexport doctor smollm2
   specexport doctor --json
 """
 
@@ -34,13 +36,17 @@ class Check:
 
 
 @click.command(epilog=_EXAMPLES)
+@click.argument("bundle", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(as_json: bool) -> None:
+def command(bundle: Path | None, as_json: bool) -> None:
     """Show what is installed, which engines can be built and run here, and what fixes the rest.
 
-    The exit status is 0 when bundles can be run, 1 otherwise.
+    With a BUNDLE, also whether its engines fit this machine. The exit status is 0 when bundles can
+    be run, 1 otherwise.
     """
     checks = [check() for check in _CHECKS]
+    if bundle is not None:
+        checks += _engines_of(bundle)
     if as_json:
         click.echo(json.dumps({"checks": [asdict(check) for check in checks]}))
     else:
@@ -84,14 +90,31 @@ def _nvidia_gpu() -> Check:
     return Check("NVIDIA GPU", bool(devices), detail, fix)
 
 
-def _library(name: str, module: str) -> Callable[[], Check]:
-    """An engine that is planned: nothing that is installed makes this version build it."""
+def _library(module: str, where: str, fix: str) -> Callable[[], Check]:
+    """Whether engines can be built; running them is not in this version."""
+    name = f"build {module.replace('_', '-')} engines"
 
     def check() -> Check:
-        found = _installed_version(module) if find_spec(module) else "not installed"
-        return Check(name, False, f"{module} {found}", "not in this version: use the CPU engine")
+        if find_spec(module) is None:
+            return Check(name, False, "not installed", fix)
+        found = _installed_version(module)
+        return Check(name, True, f"{module} {found}, {where}; they are not run yet")
 
     return check
+
+
+def _engines_of(bundle: Path) -> list[Check]:
+    """One check for each engine: it fits the library and the GPU of this machine, or why not."""
+    from specexport.engines.plan import build_command, problem
+    from specexport.export.manifest import read_manifest
+    from specexport.export.tensorrt.library import local_gpu
+
+    checks, gpu = [], local_gpu()
+    for engine in read_manifest(bundle).engines:
+        name, reason = f"{bundle}: {engine.folder}", problem(bundle, engine, gpu)
+        fix = build_command(bundle, engine, gpu if gpu not in engine.gpus else None)
+        checks.append(Check(name, not reason, reason or "fits", fix if reason else ""))
+    return checks
 
 
 def _installed_version(module: str) -> str:
@@ -109,8 +132,8 @@ _CHECKS: list[Callable[[], Check]] = [
     _build,
     _structured_output,
     _nvidia_gpu,
-    _library("TensorRT engines", "tensorrt"),
-    _library("TensorRT-RTX engines", "tensorrt_rtx"),
+    _library("tensorrt_rtx", "for GPUs that need not be here", "pip install 'specexport[rtx]'"),
+    _library("tensorrt", "for the GPU here", "pip install tensorrt"),
 ]
 
 

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specexport.commands.common import BUNDLE
+from specexport.commands.inspect_engine import engine_report
 from specexport.commands.inspect_head import drafting_rows, tensor_table
 from specexport.errors import BundleError
 from specexport.export.manifest import (
@@ -31,7 +32,7 @@ Examples:
 @click.argument("bundle", type=BUNDLE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, as_json: bool) -> None:
-    """Show the graphs, sizes, drafting method and head of BUNDLE, and check its files."""
+    """Show the graphs, sizes, drafting method, head and engines of BUNDLE; check its files."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
     path = bundle / "validation.json"
@@ -46,6 +47,8 @@ def command(bundle: Path, as_json: bool) -> None:
         console.print(_graph(role, spec))
     if manifest.head:
         console.print(tensor_table(manifest.head))
+    for engine in manifest.engines:
+        console.print(engine_report(bundle, engine))
     console.print(_files(manifest))
 
 

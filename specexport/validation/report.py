@@ -92,6 +92,15 @@ class DistributionReport(_Frozen):
     passed: bool
 
 
+class DialectReport(_Frozen):
+    """What TensorRT would refuse in the bundle's graphs, or drop silently."""
+
+    num_graphs: int
+    findings: tuple[str, ...]
+    passed: bool
+    """Findings matter to bundles with engines alone."""
+
+
 class ValidationReport(_Frozen):
     """All of `validation.json`."""
 
@@ -111,6 +120,7 @@ class ValidationReport(_Frozen):
     loss: DivergenceReport | None = None
     """Integer weights: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
+    tensorrt: DialectReport
     method: str
     num_speculative_tokens: int
     acceptance: str
@@ -160,6 +170,7 @@ def report_table(report: ValidationReport) -> Table:
         f"p ≥ {test.false_alarm_rate:g} (false alarms)",
     )
     _add_divergences(table, report)
+    _add_dialect(table, report.tensorrt)
     for difference in greedy.differences:
         table.add_row(
             "",
@@ -208,6 +219,17 @@ def _add_divergences(table: Table, report: ValidationReport) -> None:
     if (loss := report.loss) is not None:
         name = f"LOSSY: against unrounded weights, {loss.num_positions} positions"
         table.add_row("", name, _divergence(loss), "for you to judge")
+
+
+def _add_dialect(table: Table, found: DialectReport) -> None:
+    graphs = f"{found.num_graphs} graph{'s' * (found.num_graphs > 1)}"
+    count = f"{len(found.findings)} findings" if found.findings else "none found"
+    mark = "" if found.passed else "[red]✗[/red]"
+    table.add_row(
+        mark, f"what TensorRT would refuse, {graphs}", count, "none in a bundle's engines"
+    )
+    for finding in found.findings:
+        table.add_row("", "", escape(finding), "")
 
 
 def _divergence(found: DivergenceReport) -> str:

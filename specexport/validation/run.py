@@ -20,6 +20,7 @@ from specexport.export.manifest import (
 )
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
+from specexport.validation.dialect import check_dialect
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.divergence import measure_divergence
 from specexport.validation.greedy import compare_greedy, generate_greedy
@@ -117,7 +118,8 @@ def validate(
     if manifest.target.is_quantized:
         loss = _diverge(bundle, manifest.target, Reference(source), prompts)
     draft = _validate_draft(bundle, manifest, options, texts)
-    tests = (target, draft, head, greedy, distribution)
+    dialect = check_dialect(bundle, manifest)
+    tests = (target, draft, head, greedy, distribution, dialect)
     report = ValidationReport(
         passed=all(test.passed for test in tests if test is not None)
         and (kernels is None or kernels.mean_kl <= KERNEL_KL),
@@ -133,6 +135,7 @@ def validate(
         kernels=kernels,
         loss=loss,
         greedy=greedy,
+        tensorrt=dialect,
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
         acceptance=manifest.acceptance.kind,

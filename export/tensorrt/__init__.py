@@ -1,0 +1,1 @@
+"""The same graphs for TensorRT: what it refuses, its form of a graph, and plans built from it."""

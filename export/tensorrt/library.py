@@ -1,0 +1,86 @@
+"""TensorRT and TensorRT-RTX: which is installed, and the GPUs that it builds for."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from specexport.errors import ConfigError
+from specexport.export.engine_spec import Backend
+
+_MODULES: dict[Backend, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+_INSTALL: dict[Backend, str] = {
+    "tensorrt-rtx": "pip install 'specexport[rtx]'",
+    "tensorrt": "pip install tensorrt (its packages come from NVIDIA's own index)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """An installed library; the two have one Python API."""
+
+    backend: Backend
+    module: Any
+    version: str
+
+    @property
+    def is_ahead_of_time(self) -> bool:
+        """Whether it builds for GPUs that are not there."""
+        return self.backend == "tensorrt-rtx"
+
+    def compute_capability(self, gpu: str) -> Any:  # noqa: ANN401 - the library has no types
+        """The library's own name of `gpu`."""
+        return getattr(self.module.ComputeCapability, gpu.upper())
+
+    def gpus(self) -> list[str]:
+        """What it builds for here: sm89, …; without a GPU, nothing for plain TensorRT."""
+        if not self.is_ahead_of_time:
+            return [gpu for gpu in [local_gpu()] if gpu is not None]
+        known = dir(self.module.ComputeCapability)
+        names = [name.lower() for name in known if name.startswith("SM")]
+        return sorted(names, key=lambda name: int(name[2:]))
+
+    def check_gpus(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The GPUs to build for; raises `ConfigError` for one that is not known, or not here."""
+        known = self.gpus()
+        if not known:
+            raise ConfigError(
+                "TensorRT builds for the GPU of this machine, and there is none (nvidia-smi names "
+                "none). Build there, or ahead of time with --engine tensorrt-rtx."
+            )
+        if not wanted and self.is_ahead_of_time:
+            raise ConfigError(
+                f"--engine {self.backend} needs --gpu, the GPUs to build for: any of "
+                f"{', '.join(known)}, as in --gpu sm89,sm120."
+            )
+        for gpu in wanted:
+            if gpu not in known:
+                raise ConfigError(
+                    f"--gpu is {gpu!r}; {self.backend} {self.version} builds for "
+                    f"{', '.join(known)}{'' if self.is_ahead_of_time else ', the GPU here'}."
+                )
+        return tuple(sorted(set(wanted), key=known.index)) or tuple(known)
+
+
+def find_library(backend: Backend) -> Library:
+    """Import it; raises `ConfigError` where it is not installed."""
+    try:
+        module = import_module(_MODULES[backend])
+    except (ImportError, OSError) as error:  # a shared library that is missing, too
+        raise ConfigError(
+            f"--engine {backend} needs the package {_MODULES[backend]}, which cannot be imported "
+            f"({error}). Install it with: {_INSTALL[backend]}"
+        ) from None
+    return Library(backend, module, str(module.__version__))
+
+
+def local_gpu() -> str | None:
+    """The compute capability of the first GPU of this machine, as sm89; None without one."""
+    if (command := shutil.which("nvidia-smi")) is None:
+        return None
+    query = [command, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    finished = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    lines = finished.stdout.split() if finished.returncode == 0 else []
+    return f"sm{lines[0].replace('.', '')}" if lines else None

@@ -1,0 +1,104 @@
+"""The options of `specexport build` that make engines besides the graphs."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, get_args
+
+import click
+
+from specexport.errors import ConfigError
+from specexport.export.engine_spec import Backend, FloatType
+from specexport.export.tensorrt.wanted import WantedEngine
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ENGINE_OPTIONS = (
+    "engine",
+    "gpu",
+    "precision",
+    "max_slots",
+    "prefill_chunk",
+    "weight_streaming",
+)
+
+
+def engine_build_options(function: F) -> F:
+    """Add the options; what they say is the one parameter `engines`."""
+    for option in (
+        click.option(
+            "--weight-streaming",
+            is_flag=True,
+            help="Plans may keep weights in main memory and stream them.",
+        ),
+        click.option(
+            "--prefill-chunk",
+            type=click.IntRange(1),
+            default=256,
+            show_default=True,
+            help="Most prompt tokens of a request in one step of a plan.",
+        ),
+        click.option(
+            "--max-slots",
+            type=click.IntRange(1),
+            default=8,
+            show_default=True,
+            help="Most requests in one step of a plan.",
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice(get_args(FloatType)),
+            help="What a plan computes in  [default: as the matrices are stored; fp16 with int8 "
+            "or int4].",
+        ),
+        click.option(
+            "--gpu",
+            multiple=True,
+            metavar="SM,…",
+            help="Compute capabilities that plans are built for, such as sm89,sm120.",
+        ),
+        click.option(
+            "--engine",
+            multiple=True,
+            type=click.Choice(["onnxruntime", *get_args(Backend)]),
+            help="Build plans of all graphs too; onnxruntime runs the graphs as they are and needs "
+            "none  [default: onnxruntime].",
+        ),
+    ):
+        function = option(function)
+    return _as_engines(function)
+
+
+def _as_engines(function: F) -> F:
+    @wraps(function)
+    def command(**values: Any) -> Any:  # noqa: ANN401 - whatever the command returns
+        chosen = {name: values.pop(name) for name in ENGINE_OPTIONS}
+        return function(engines=_wanted(**chosen), **values)
+
+    return command  # type: ignore[return-value]
+
+
+def _wanted(
+    engine: tuple[str, ...],
+    gpu: tuple[str, ...],
+    precision: FloatType | None,
+    max_slots: int,
+    prefill_chunk: int,
+    weight_streaming: bool,
+) -> tuple[WantedEngine, ...]:
+    backends = [name for name in dict.fromkeys(engine) if name in get_args(Backend)]
+    if not backends:
+        _refuse({"--gpu": gpu, "--precision": precision, "--weight-streaming": weight_streaming})
+    gpus = tuple(name.strip().lower() for names in gpu for name in names.split(","))
+    return tuple(
+        WantedEngine(name, gpus, precision, max_slots, prefill_chunk, weight_streaming)  # type: ignore[arg-type]
+        for name in backends
+    )
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    for option, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{option} is for plans of TensorRT. Give --engine tensorrt-rtx as well, or leave "
+                "it out."
+            )

@@ -1,0 +1,45 @@
+"""What `specexport inspect` and `specexport build` show of engines built ahead of time."""
+
+from pathlib import Path
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from specexport.engines.plan import build_command, problem
+from specexport.export.engine_spec import EngineSpec
+
+
+def engine_report(bundle: Path, engine: EngineSpec) -> Group:
+    """Its plans and how their builds went, and whether it fits this machine."""
+    streaming = ", weights streamed" if engine.weight_streaming else ""
+    title = (
+        f"engine: {engine.backend} {engine.library_version} for {', '.join(engine.gpus)}, "
+        f"{engine.precision}{streaming}"
+    )
+    table = Table(title=title, title_justify="left")
+    for heading in ("plan of", "MB", "layers", "built in", "main memory", "cache length"):
+        table.add_column(heading, justify="right" if heading != "plan of" else "left")
+    for name, plan in engine.plans.items():
+        table.add_row(
+            name,
+            f"{plan.size_bytes / 1e6:.1f}",
+            str(plan.num_layers),
+            f"{plan.build_time_s:.1f} s",
+            f"{plan.peak_memory_mb} MB",
+            str(plan.cache_length or "–"),
+        )
+    lines = [*_profiles(engine), _state(bundle, engine)]
+    return Group(table, *map(escape, lines))
+
+
+def _profiles(engine: EngineSpec) -> list[str]:
+    """Of the target: those of the others follow from the same limits."""
+    return [str(profile) for profile in engine.plans["target"].profiles]
+
+
+def _state(bundle: Path, engine: EngineSpec) -> str:
+    reason = problem(bundle, engine)
+    if reason is None:
+        return f"fits {engine.backend} as installed here; nothing runs it in this version yet"
+    return f"does not fit this machine: {reason}. Build it with: {build_command(bundle, engine)}"

@@ -1,0 +1,130 @@
+"""Engines at the command line: built with a bundle or for one, shown, and refused."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from specexport.cli import cli
+from specexport.export.manifest import read_manifest
+
+needs_rtx = pytest.mark.skipif(
+    find_spec("tensorrt_rtx") is None,
+    reason="plans need tensorrt-rtx: pip install 'specexport[rtx]'",
+)
+RTX = ("--engine", "tensorrt-rtx")
+
+
+def _run(*arguments: str | Path, status: int = 0) -> str:
+    """What the command prints, errors included, on lines that are not broken."""
+    finished = CliRunner(env={"COLUMNS": "400"}).invoke(cli, list(map(str, arguments)))
+    assert finished.exit_code == status, finished.output
+    return finished.output
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("engines") / "bundle"
+    _run("build", tiny_checkpoint, "-o", output, *RTX, "--gpu", "SM89,sm120", "--precision", "fp16")
+    return output
+
+
+@needs_rtx
+def test_build_and_inspect_report_the_plans(bundle: Path) -> None:
+    shown = _run("inspect", bundle)
+    for words in (
+        "for sm89, sm120, fp16",
+        "step: batch 1 to 8, query 1 to 7",
+        "prefill: batch 1 to 8, query 1 to 256",
+        "fits tensorrt-rtx as installed here; nothing runs it in this version yet",
+    ):
+        assert words in shown
+    (engine,) = json.loads(_run("inspect", bundle, "--json"))["manifest"]["engines"]
+    assert engine["plans"]["target"]["build_time_s"] > 0
+
+
+@needs_rtx
+def test_a_bundle_gets_engines_for_other_gpus(bundle: Path) -> None:
+    built = _run("build", bundle, *RTX, "--gpu", "sm86", "--gpu", "sm80", "--max-slots", "2")
+    assert "Building the tensorrt-rtx plan of target for sm80, sm86" in built
+    assert "step: batch 1 to 2" in built
+    assert ("sm80", "sm86") in [engine.gpus for engine in read_manifest(bundle).engines]
+
+
+@needs_rtx
+def test_a_version_that_does_not_fit_is_shown_with_the_command(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    other = tuple(e.model_copy(update={"library_version": "1.0"}) for e in manifest.engines[:1])
+    manifest.model_copy(update={"engines": other}).write(bundle)
+    try:
+        command = f"specexport build {bundle} --engine tensorrt-rtx --gpu sm89,sm120"
+        for shown in (_run("inspect", bundle), _run("doctor", bundle)):
+            assert "was built by version 1.0" in shown
+            assert command in shown
+    finally:
+        manifest.write(bundle)
+
+
+@needs_rtx
+def test_a_plan_that_was_changed_is_shown(bundle: Path) -> None:
+    path = bundle / read_manifest(bundle).engines[0].plans["target"].path
+    plan = path.read_bytes()
+    try:
+        path.write_bytes(plan[:-1])
+        assert "was changed after the build" in _run("inspect", bundle)
+    finally:
+        path.write_bytes(plan)
+
+
+@needs_rtx
+def test_doctor_checks_the_engines_of_a_bundle(bundle: Path) -> None:
+    checks = json.loads(_run("doctor", bundle, "--json"))["checks"]
+    by_name = {check["name"]: check for check in checks}
+    assert by_name["build tensorrt-rtx engines"]["works"]
+    assert by_name[f"{bundle}: {read_manifest(bundle).engines[0].folder}"]["works"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpu", "sm89"), "--gpu is for plans of TensorRT. Give --engine tensorrt-rtx"),
+        (("--precision", "fp16"), "--precision is for plans of TensorRT"),
+        (("--engine", "onnxruntime", "--weight-streaming"), "--weight-streaming is for plans"),
+        ((), "is a bundle. Give --engine tensorrt-rtx"),
+    ],
+)
+def test_options_of_engines_need_an_engine(
+    tiny_bundle: Path, options: tuple[str, ...], message: str
+) -> None:
+    assert message in _run("build", tiny_bundle, *options, status=1)
+
+
+def test_options_of_an_export_are_refused_for_a_bundle(tiny_bundle: Path) -> None:
+    options = (*RTX, "--gpu", "sm89", "--weights", "int8")
+    assert "--weights is for exporting a model" in _run("build", tiny_bundle, *options, status=1)
+
+
+def test_a_model_needs_an_output(tiny_checkpoint: Path) -> None:
+    assert "Missing option '-o'" in _run("build", tiny_checkpoint, *RTX, "--gpu", "sm89", status=2)
+
+
+@needs_rtx
+def test_an_unknown_gpu_is_refused_before_anything_is_written(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    options = ("-o", tmp_path / "bundle", *RTX, "--gpu", "sm90")
+    assert "--gpu is 'sm90'" in _run("build", tiny_checkpoint, *options, status=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_library_is_refused_before_anything_is_written(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    options = ("-o", tmp_path / "bundle", "--engine", "tensorrt")
+    shown = _run("build", tiny_checkpoint, *options, status=1)
+    assert "needs the package tensorrt, which cannot be imported" in shown
+    assert list(tmp_path.iterdir()) == []
