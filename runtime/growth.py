@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from specexport.errors import ConfigError
 from specexport.runtime.adaptive import DraftShape
-from specexport.runtime.constraint import Mask
-from specexport.runtime.distribution import Distribution, to_distribution, top_ids
+from specexport.runtime.distribution import Distribution, top_ids
 from specexport.runtime.draft import Draft
-from specexport.runtime.params import SamplingParams
-from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.picking import Picker
+from specexport.runtime.token_map import TokenMap
 from specexport.runtime.tree import ROOT
 
 Logits = NDArray[np.float32]  # [V]
@@ -88,50 +87,9 @@ class Grower(Protocol):
         """The shape with no more than `width` children of a node, the likeliest."""
         ...
 
-    def start(
-        self, params: SamplingParams, position: int, depth: int, token_map: "TokenMap"
-    ) -> Growth:
+    def start(self, picker: Picker, position: int, depth: int) -> Growth:
         """Begin a draft of at most `depth` levels whose first token will stand at `position`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMap:
-    """From a drafter's ids to the target's: the first `num_shared` ids, or through `target_ids`."""
-
-    num_shared: int
-    target_ids: NDArray[np.int64] | None = None  # [V_draft]
-
-    def to_target(self, token_id: int) -> int:
-        """The target's id of a draft id."""
-        return token_id if self.target_ids is None else int(self.target_ids[token_id])
-
-    def distribution(self, logits: Logits, params: SamplingParams) -> Distribution | None:
-        """What `params` make of a drafter's logits, over the target's ids.
-
-        None where there is nothing to draw: of -inf alone, and of NaN, since a drafter that fails
-        costs time and nothing else.
-        """
-        shared = logits[: self.num_shared]
-        if not np.isfinite(shared.max()):
-            return None
-        found = to_distribution(shared, params)
-        if self.target_ids is None:
-            return found
-        token_ids = self.target_ids[found.token_ids]
-        order = np.argsort(token_ids)
-        return Distribution(token_ids[order], found.probs[order])
-
-    def top(self, logits: Logits, count: int) -> list[int]:
-        """The drafter's `count` likeliest ids, best first; none whose logit is -inf or NaN."""
-        best = top_ids(logits[: self.num_shared], count)
-        return [int(i) for i in best if logits[i] > -np.inf]
-
-    def masked(self, logits: Logits, allowed: Mask) -> Logits:
-        """A drafter's logits, -inf where the target's `allowed` forbids the token."""
-        known = allowed if self.target_ids is None else allowed[self.target_ids]
-        kept = known[: self.num_shared]
-        return np.where(kept, logits[: self.num_shared], np.float32(-np.inf))
 
 
 Choice = tuple[int, ...]
@@ -141,8 +99,7 @@ Choice = tuple[int, ...]
 class StaticTree:
     """A tree of one shape: node (0, 2) is the third choice after the first choice of the root.
 
-    Greedy requests get the likeliest tokens, for certain; others draw the children of a node from
-    its distribution, without replacement.
+    What token a rank stands for is the picker's business.
     """
 
     def __init__(self, choices: Sequence[Choice]) -> None:
@@ -175,11 +132,9 @@ class StaticTree:
         kept = [choice for choice in self.choices if max(choice) < width]
         return StaticTree(kept) if kept and len(kept) < len(self.choices) else self
 
-    def start(
-        self, params: SamplingParams, position: int, depth: int, token_map: TokenMap
-    ) -> Growth:
+    def start(self, picker: Picker, position: int, depth: int) -> Growth:
         """Begin a draft."""
-        return _StaticGrowth(self, params, position, depth, token_map)
+        return _StaticGrowth(self, picker, position, depth)
 
 
 def check_choices(choices: Sequence[Choice]) -> None:
@@ -209,15 +164,8 @@ def check_choices(choices: Sequence[Choice]) -> None:
 
 
 class _StaticGrowth:
-    def __init__(
-        self,
-        tree: StaticTree,
-        params: SamplingParams,
-        position: int,
-        depth: int,
-        token_map: TokenMap,
-    ) -> None:
-        self._tree, self._params, self._token_map = tree, params, token_map
+    def __init__(self, tree: StaticTree, picker: Picker, position: int, depth: int) -> None:
+        self._tree, self._picker = tree, picker
         self._position, self._depth = position, depth
         self.nodes = Nodes()
         self.frontier = [ROOT]
@@ -241,22 +189,10 @@ class _StaticGrowth:
 
     def _children(self, parent: int, choices: Sequence[Choice], scores: Logits) -> Iterator[int]:
         """Nodes for as many of the choices as there are tokens."""
-        if self._params.temperature == 0:
-            best = self._token_map.top(scores, choices[-1][-1] + 1)
-            for choice in choices:
-                if choice[-1] < len(best):
-                    token_id = self._token_map.to_target(best[choice[-1]])
-                    yield self.nodes.add(parent, token_id, Distribution.one_hot(token_id))
-            return
-        left = self._token_map.distribution(scores, self._params)
-        position = self._position + len(choices[0]) - 1
-        for _ in choices:
-            if left is None:
-                return
-            number = len(self.nodes.token_ids)
-            token_id = left.sample(uniform(self._params.seed, position, Purpose.DRAFT, number))
-            yield self.nodes.add(parent, token_id, left)
-            left = left.without(token_id)
+        ranks, position = [choice[-1] for choice in choices], self._position + len(choices[0]) - 1
+        picks = self._picker.pick(scores, ranks, position, len(self.nodes.token_ids))
+        for token_id, probs in picks:
+            yield self.nodes.add(parent, token_id, probs)
 
 
 class DynamicTree:
@@ -285,11 +221,9 @@ class DynamicTree:
             return self
         return DynamicTree(self.depth, width, min(self.num_nodes, width * self.depth))
 
-    def start(
-        self, params: SamplingParams, position: int, depth: int, token_map: TokenMap
-    ) -> Growth:
+    def start(self, picker: Picker, position: int, depth: int) -> Growth:
         """Begin a draft."""
-        return _DynamicGrowth(self, min(depth, self.depth), token_map)
+        return _DynamicGrowth(self, min(depth, self.depth), picker.token_map)
 
 
 class _DynamicGrowth:

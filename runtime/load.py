@@ -28,10 +28,12 @@ from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.drafting import Drafting, choose_drafting
-from specexport.runtime.growth import Grower, StaticTree, TokenMap
+from specexport.runtime.growth import Grower, StaticTree
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.measuring import measure_costs, measure_function
 from specexport.runtime.options import EngineOptions
+from specexport.runtime.picking import drawn, raced
+from specexport.runtime.token_map import TokenMap
 from specexport.runtime.token_map_file import read_token_map
 from specexport.runtime.tuning import Measure, costs_of
 
@@ -93,7 +95,7 @@ class _Loader:
     ) -> None:
         self._bundle, self._manifest = bundle, manifest
         self._profile, self._drafting = profile, drafting
-        self._is_adaptive = is_adaptive
+        self._make_picker = raced if is_adaptive else drawn
         self._measures: dict[str, Measure] = {}  # of the drafter's graph, by its path
 
     def drafter(self) -> Drafter:
@@ -122,7 +124,7 @@ class _Loader:
             assert manifest.draft is not None
             shared = TokenMap(min(manifest.target.vocab_size, manifest.draft.vocab_size))
             runner = self._runner(manifest.draft)
-            return ModelDrafter(runner, grower, shared, is_certain=self._is_adaptive)
+            return ModelDrafter(runner, grower, shared, make_picker=self._make_picker)
         assert manifest.head is not None
         if isinstance(method, MedusaMethod):
             return self._medusa(manifest.head)
@@ -139,7 +141,7 @@ class _Loader:
             token_map,
             is_head=True,
             fuse=fuse,
-            is_certain=self._is_adaptive,
+            make_picker=self._make_picker,
         )
 
     def _medusa(self, head: HeadSpec) -> Drafter:

@@ -14,7 +14,7 @@ from specexport.export.manifest import TopAcceptance, TypicalAcceptance
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.processing import LogitsProcessor
-from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.race import draw
 from specexport.runtime.tree import ROOT
 from specexport.runtime.verify import Verdict
 
@@ -48,8 +48,8 @@ def verify_lossy(
             paths[node] = (*paths[parent], node)
     path = max(paths.values(), key=len)  # of equally long ones the first
     last = path[-1] if path else ROOT
-    number = uniform(processor.params.seed, position + len(path), Purpose.OUTPUT)
-    token_id = processor.distribution(logits_at(last), draft.path(last)).sample(number)
+    target = processor.distribution(logits_at(last), draft.path(last))
+    token_id = draw(target, processor.params.seed, position + len(path))
     return Verdict((*(draft.token_ids[node] for node in path), token_id), path)
 
 

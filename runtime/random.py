@@ -23,15 +23,16 @@ def uniform(seed: int, position: int, purpose: Purpose, index: int = 0) -> float
 
     `index` tells apart several numbers at one position, such as those of the nodes of a tree.
     """
-    return float(_raw(seed, position, purpose, index) >> 11) * 2.0**-53
+    return float(raw(seed, position, purpose, index) >> 11) * 2.0**-53
 
 
 def choice_seed(seed: int, index: int) -> int:
     """The seed of one of several outputs of a request; the first has the request's own."""
-    return seed if index == 0 else _raw(seed, 0, Purpose.CHOICE, index)
+    return seed if index == 0 else raw(seed, 0, Purpose.CHOICE, index)
 
 
-def _raw(seed: int, position: int, purpose: Purpose, index: int) -> int:
+def raw(seed: int, position: int, purpose: Purpose, index: int) -> int:
+    """64 random bits."""
     key = np.array([seed, purpose], dtype=np.uint64)
     counter = np.array([position, index, 0, 0], dtype=np.uint64)
     return int(np.random.Philox(key=key, counter=counter).random_raw())

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specexport.errors import BundleError
-from specexport.runtime.growth import TokenMap
+from specexport.runtime.token_map import TokenMap
 
 
 def read_token_map(path: Path, vocab_size: int, target_vocab_size: int) -> TokenMap:

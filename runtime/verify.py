@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
+from specexport.runtime.race import draw
 from specexport.runtime.random import Purpose, uniform
 from specexport.runtime.tree import ROOT, tree_shape
 
@@ -64,7 +65,7 @@ def _choose(
     any; so it is done, and the output is the very token that plain decoding draws with this seed.
     """
     if all(draft.probs[node].is_one_hot for node in candidates):
-        token_id = _draw(target, seed, position)
+        token_id = draw(target, seed, position)
         hit = (node for node in candidates if draft.token_ids[node] == token_id)
         return token_id, next(hit, None)
     for rank, node in enumerate(candidates):
@@ -73,10 +74,4 @@ def _choose(
         if chance < accept_probability(target, proposal, token_id):
             return token_id, node
         target = target.residual(proposal)
-    return _draw(target, seed, position), None
-
-
-def _draw(distribution: Distribution, seed: int, position: int) -> int:
-    if distribution.is_one_hot:  # no random number is needed
-        return int(distribution.token_ids[0])
-    return distribution.sample(uniform(seed, position, Purpose.OUTPUT))
+    return draw(target, seed, position), None

@@ -17,11 +17,12 @@ from specexport.runtime.drafters.medusa import MedusaDrafter
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
-from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
+from specexport.runtime.growth import DynamicTree, Grower, StaticTree
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.params import SamplingParams
-from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.race import draw
 from specexport.runtime.request import Request
+from specexport.runtime.token_map import TokenMap
 from tests.hash_engine import TEXTS, VOCAB_SIZE, HashEngine, HashHead, graph_spec, hash_logits
 
 EOS = 0
@@ -54,7 +55,7 @@ def next_token(
 ) -> int:
     visible = text if suffix is None else text[-suffix:]
     distribution = to_distribution(hash_logits(visible, salt), params)
-    return distribution.sample(uniform(params.seed, len(text), Purpose.OUTPUT))
+    return draw(distribution, params.seed, len(text))
 
 
 def plain_output(prompt: list[int], params: SamplingParams, max_tokens: int) -> list[int]:

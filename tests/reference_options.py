@@ -11,8 +11,9 @@ import torch
 import transformers
 from hypothesis import strategies as st
 
+from specexport.runtime.distribution import Distribution
 from specexport.runtime.params import SamplingParams
-from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.race import draw
 
 
 def reference_scores(
@@ -74,11 +75,8 @@ def plain_decoding(
     while len(text) - len(prompt) < max_tokens:
         scores = reference_scores(logits_of(text), params, prompt, text, ends)
         probs = reference_probs(scores, params)
-        number = uniform(params.seed, len(text), Purpose.OUTPUT)
         ids = np.flatnonzero(probs)
-        cumulative = np.cumsum(probs[ids])
-        index = np.searchsorted(cumulative, number * cumulative[-1], side="right")
-        text.append(int(ids[index]))
+        text.append(draw(Distribution(ids, probs[ids]), params.seed, len(text)))
         if text[-1] in ends:
             break
     return text[len(prompt) :]

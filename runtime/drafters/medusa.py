@@ -10,8 +10,9 @@ from specexport.engines.step import FunctionRunner
 from specexport.runtime.distribution import Distribution, top_ids
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest, NoDrafter, Progress
-from specexport.runtime.growth import Choice, Nodes, StaticTree, TokenMap
+from specexport.runtime.growth import Choice, Nodes, StaticTree
 from specexport.runtime.request import Request
+from specexport.runtime.token_map import TokenMap
 from specexport.runtime.tree import ROOT
 
 

@@ -5,7 +5,7 @@ target's hidden state at i, so it has one row less. Both predict the token after
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,11 @@ from specexport.runtime.batch import Batch, Row
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest, Progress
 from specexport.runtime.drafters.constrained import draftable
-from specexport.runtime.growth import Grower, Growth, TokenMap
+from specexport.runtime.growth import Grower, Growth
+from specexport.runtime.picking import MakePicker, drawn
 from specexport.runtime.prefix_cache import Piece
 from specexport.runtime.request import Request
+from specexport.runtime.token_map import TokenMap
 from specexport.runtime.tree import ROOT, Branches
 from specexport.runtime.turn import share_calls
 
@@ -84,14 +86,13 @@ class ModelDrafter:
         *,
         is_head: bool = False,
         fuse: FunctionRunner | None = None,
-        is_certain: bool = False,
+        make_picker: MakePicker = drawn,
     ) -> None:
         """A head takes hidden states; `fuse` makes its features of the target's taps.
 
-        `is_certain` drafts the likeliest tokens even for sampled requests. Fewer are accepted,
-        but how long drafts are then cannot change a seeded output.
+        `make_picker` makes what chooses a request's tokens.
         """
-        self._is_certain = is_certain
+        self._make_picker = make_picker
         self._runner, self._grower, self._token_map = runner, grower, token_map
         self._narrow: dict[int, Grower] = {}  # by width
         self._is_head, self._fuse = is_head, fuse
@@ -209,11 +210,9 @@ class ModelDrafter:
         return max(min(wanted.max_tokens, depth, room), 0) if is_known else 0
 
     def _start(self, wanted: DraftRequest, depth: int) -> Growth:
-        position, params = len(wanted.request.token_ids), wanted.request.params
-        if self._is_certain:
-            params = replace(params, temperature=0.0)
+        picker = self._make_picker(wanted.request.params, self._token_map)
         grower = self._narrowed(wanted.max_width)
-        return grower.start(params, position, depth, self._token_map)
+        return grower.start(picker, len(wanted.request.token_ids), depth)
 
     def _narrowed(self, width: int) -> Grower:
         if width >= self._grower.width:

@@ -25,10 +25,11 @@ from specexport.runtime.drafters.constrained import Constrained, cut, draftable
 from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
-from specexport.runtime.growth import StaticTree, TokenMap
+from specexport.runtime.growth import StaticTree
 from specexport.runtime.loop import Policy, SpeculativeLoop
-from specexport.runtime.random import Purpose, uniform
+from specexport.runtime.race import draw
 from specexport.runtime.request import FinishReason, Request
+from specexport.runtime.token_map import TokenMap
 from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec, hash_logits
 from tests.loop_tools import (
     DETERMINISTIC,
@@ -139,8 +140,7 @@ def plain_output(
             token_id = max(options, key=lambda i: hash_logits(text)[i])
         else:
             probs = masked_probs(text, set(options), temperature)[options]
-            number = uniform(seed, len(text), Purpose.OUTPUT)
-            token_id = Distribution(np.array(options), probs).sample(number)
+            token_id = draw(Distribution(np.array(options), probs), seed, len(text))
         output += (token_id,)
         if token_id == EOS:
             return list(output), FinishReason.STOP

@@ -14,8 +14,10 @@ from scipy.special import log_softmax
 from specexport.errors import ConfigError
 from specexport.runtime.distribution import top_ids
 from specexport.runtime.draft import Draft
-from specexport.runtime.growth import DynamicTree, Grower, StaticTree, TokenMap
+from specexport.runtime.growth import DynamicTree, Grower, StaticTree
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.picking import drawn
+from specexport.runtime.token_map import TokenMap
 from specexport.runtime.tree import ROOT, tree_shape
 
 VOCAB_SIZE = 7
@@ -43,7 +45,7 @@ def grow(
     depth: int = 99,
     token_map: TokenMap | None = None,
 ) -> Draft:
-    growth = grower.start(params, 5, depth, token_map or TokenMap(VOCAB_SIZE))
+    growth = grower.start(drawn(params, token_map or TokenMap(VOCAB_SIZE)), 5, depth)
     num_computed = 0
     while growth.frontier:
         nodes = growth.nodes
@@ -146,7 +148,7 @@ def test_a_dynamic_tree_of_a_sure_drafter_is_a_tree(spike: float) -> None:
     """A child may be as likely as its parent, to the last bit."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        growth = DynamicTree(4, 3, 7).start(GREEDY, 5, 4, TokenMap(VOCAB_SIZE))
+        growth = DynamicTree(4, 3, 7).start(drawn(GREEDY, TokenMap(VOCAB_SIZE)), 5, 4)
         while growth.frontier:
             logits = rng.normal(0, 1, (len(growth.frontier), VOCAB_SIZE)).astype(np.float32)
             logits[:, rng.integers(VOCAB_SIZE)] += spike

@@ -14,10 +14,11 @@ from specexport.runtime.drafters.base import Drafter, DraftRequest, NoDrafter
 from specexport.runtime.drafters.medusa import MedusaDrafter
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
-from specexport.runtime.growth import DynamicTree, StaticTree, TokenMap
+from specexport.runtime.growth import DynamicTree, StaticTree
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.request import FinishReason
+from specexport.runtime.token_map import TokenMap
 from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec
 from tests.loop_tools import (
     DETERMINISTIC,

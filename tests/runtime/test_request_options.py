@@ -23,11 +23,11 @@ from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.ngram import NgramDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
-from specexport.runtime.growth import TokenMap
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.lossy import LogitsAt
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.request import FinishReason, Request
+from specexport.runtime.token_map import TokenMap
 from specexport.runtime.tree import ROOT
 from specexport.runtime.verify import Verdict
 from tests.hash_engine import VOCAB_SIZE, HashEngine, hash_logits
