@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from specexport.engines.ort import usable_cpus
 from specexport.runtime.costs import StepCosts
 
 TUNING_NAME = "tuning.json"
@@ -48,6 +49,11 @@ def read_costs(bundle: Path, machine: str) -> dict[str, StepCosts]:
     except (OSError, ValidationError, UnicodeDecodeError):
         return {}
     return tuning.costs if tuning.machine == machine else {}
+
+
+def is_tuned(bundle: Path, num_threads: int) -> bool:
+    """True where the bundle has costs for this machine; `num_threads` as in `EngineOptions`."""
+    return bool(read_costs(bundle, describe_machine(num_threads or usable_cpus())))
 
 
 def write_tuning(bundle: Path, tuning: Tuning) -> None:

@@ -11,9 +11,9 @@ from specexport.commands.common import (
     stats_dict,
     stats_table,
 )
+from specexport.commands.loading import open_engine
 from specexport.commands.sampling import fit_max_tokens, sampling_options
 from specexport.errors import RequestError
-from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.tokenizer import Message
@@ -41,7 +41,7 @@ def command(
     start: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     table = None
-    with Engine(bundle, options) as engine:
+    with open_engine(bundle, options) as engine:
         console.print(_HELP)
         while (line := _read_line()) is not None:
             if line == "/bye":

@@ -16,10 +16,10 @@ from specexport.commands.common import (
     stats_dict,
     stats_table,
 )
+from specexport.commands.loading import open_engine
 from specexport.commands.sampling import fit_max_tokens, sampling_options
 from specexport.commands.structure import structure_options
 from specexport.errors import ConfigError
-from specexport.runtime.engine import Engine
 from specexport.runtime.logprobs import TokenLogprobs
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.output import Completion
@@ -88,7 +88,7 @@ def command(
         top_logprobs=logprobs or 0,
         prompt_logprobs=prompt_logprobs,
     )
-    with Engine(bundle, options) as engine:
+    with open_engine(bundle, options) as engine:
         tokenizer = engine.tokenizer
         message = {"role": "user", "content": text}
         ids = tokenizer.encode_chat([message]) if chat else tokenizer.encode(text)
