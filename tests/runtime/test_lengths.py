@@ -55,7 +55,7 @@ def test_the_chosen_length_gives_nearly_the_most_tokens_a_second(
 def test_a_costly_drafter_shortens_drafts_until_there_are_none() -> None:
     found = [
         depths(taught(0.6, costs(0.02, 0.0005), costs(draft_s, 0.0)), row())[0]
-        for draft_s in (0.0, 0.002, 0.006, 0.03)
+        for draft_s in (1e-6, 0.002, 0.006, 0.03)
     ]
     assert found == sorted(found, reverse=True)
     assert found[0] >= 5
@@ -214,6 +214,15 @@ def test_an_outlier_hardly_moves_the_correction() -> None:
     assert live.step_s(1, 4, 50) <= 1.2 * before
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_not_learnt(seconds: float) -> None:
+    live = LiveCosts(costs(0.01, 0.001))
+    before = live.step_s(1, 4, 50)
+    for _ in range(10):
+        live.observe(1, 4, 50, seconds)
+    assert live.step_s(1, 4, 50) == before
+
+
 def test_a_busy_machine_makes_all_sizes_slower_and_an_odd_size_itself_alone() -> None:
     live, table = LiveCosts(costs(0.01, 0.001)), costs(0.01, 0.001)
     for i in range(400):
@@ -231,6 +240,8 @@ def test_a_busy_machine_makes_all_sizes_slower_and_an_odd_size_itself_alone() ->
         {"num_tokens": (2, 1), "seconds": (0.1, 0.2)},
         {"num_tokens": (), "seconds": ()},
         {"num_tokens": (1,), "seconds": (float("nan"),)},
+        {"num_tokens": (1,), "seconds": (0.0,)},
+        {"num_tokens": (1, 2), "seconds": (0.2, 0.1)},
     ],
 )
 def test_a_damaged_table_is_refused(values: dict[str, Any]) -> None:
