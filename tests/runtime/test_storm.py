@@ -1,22 +1,25 @@
 """Random arrivals, cancellations, deadlines, preemptions and failures: nothing leaks or changes."""
 
+import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specexport.engines.step import Profile
+from specexport.engines.step import Profile, StepInput
 from specexport.runtime.commit import NewTokens
-from specexport.runtime.drafters.base import Drafter
+from specexport.runtime.drafters.base import Drafter, NoDrafter
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine
-from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, draft_model, head, make_request, run
+from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, head, make_request, run
 
 # Drafts that are drawn at random: their output is seeded, but not that of plain decoding.
 SAMPLED = [name for name in DRAFTERS if name not in DETERMINISTIC]
@@ -105,7 +108,7 @@ class Storm(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.requests))
         if request.deadline_s is None and request.finish_reason is None:
             request.deadline_s = 0.0
-            self.loop._deadlines.insert(0, (0.0, request.id, request))
+            self.loop._deadlines.push(0.0, request)
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -196,11 +199,106 @@ def test_requests_that_begin_alike_and_come_together_compute_it_once() -> None:
     assert loop.stats().prefixes.num_hits == 3
 
 
-def test_what_failed_is_not_kept_for_others() -> None:
-    engine = HashEngine(fail_at={3}, profile=Profile(max_slots=4, max_length=200, max_query=40))
-    loop = SpeculativeLoop(engine, draft_model(), 0, [], POLICIES["prefix cache"])
-    run(loop, [make_request([1, 2, 3], 10)])
+@dataclass
+class Faulty(HashEngine):
+    """Gives NaN while told so, and cannot copy entries in the named way."""
+
+    gives_nan: bool = False
+    cannot: str = ""
+
+    def _logits(self, step: StepInput, b: int, q: int) -> Any:
+        logits = super()._logits(step, b, q)
+        return logits * np.float32(np.nan) if self.gives_nan else logits
+
+    def read_cache(self, slot: int, start: int, stop: int) -> Any:
+        if self.cannot == "read_cache" and start >= 32:
+            raise MemoryError
+        return super().read_cache(slot, start, stop)
+
+    def write_cache(self, slot: int, start: int, entries: Any) -> None:
+        if self.cannot == "write_cache" and start >= 32:
+            raise MemoryError
+        super().write_cache(slot, start, entries)
+
+
+def faulty_loop(drafter: Drafter, k: int = 3) -> tuple[SpeculativeLoop, Faulty]:
+    profile = Profile(max_slots=NUM_SLOTS, max_length=200, max_query=40)
+    engine = Faulty(profile=profile, has_taps=True)
+    return SpeculativeLoop(engine, drafter, k, [EOS], POLICIES["prefix cache"]), engine
+
+
+@pytest.mark.parametrize("fail_at", [3, 4])
+def test_what_failed_is_not_kept_for_others(fail_at: int) -> None:
+    """Not even what was computed well, in earlier steps; what others computed stays."""
+    loop, engine = faulty_loop(NoDrafter(), 0)
+    known = [i % 7 + 1 for i in range(64)]
+    run(loop, [make_request(known, 2, ignore_eos=True)])
+    before = loop.stats().prefixes.size_bytes
+    engine.fail_at = {len(engine.steps) + fail_at}
+    failing = make_request([*known, *range(1, 11), *([8] * 90)], 10)
+    run(loop, [failing])
+    assert failing.finish_reason is FinishReason.ERROR
+    assert loop.stats().prefixes.size_bytes == before
+    loop.check_integrity()
+
+
+def test_of_a_prompt_whose_end_gives_nan_no_part_is_kept() -> None:
+    """Its first part was computed in an earlier step, whose logits nobody looked at."""
+    loop, engine = faulty_loop(NoDrafter(), 0)
+    prompt = [i % 7 + 1 for i in range(120)]
+    engine.gives_nan = True
+    run(loop, [make_request(prompt, 4)])
     assert loop.stats().prefixes.size_bytes == 0
+    engine.gives_nan = False
+    again = make_request(prompt, 4)
+    run(loop, [again])
+    assert loop.stats().prefixes.num_hits == 0
+    assert again.finish_reason is not FinishReason.ERROR
+
+
+@pytest.mark.parametrize("cannot", ["read_cache", "write_cache"])
+@pytest.mark.parametrize("name", ["none", "head, chain", "another draft model"])
+def test_copies_that_cannot_be_made_cost_time_and_nothing_else(name: str, cannot: str) -> None:
+    loop, engine = faulty_loop(DRAFTERS[name]())
+    prompt = [i % 7 + 1 for i in range(100)]
+    run(loop, [make_request(prompt, 5, ignore_eos=True)])
+    engine.cannot = cannot
+    patient = [make_request([*prompt, i], 30, temperature=1.0, ignore_eos=True) for i in (1, 2, 3)]
+    for request in patient:
+        loop.submit(request)
+    for _ in range(8):
+        loop.step()
+    urgent = make_request([*prompt, 4], 5, temperature=1.0, ignore_eos=True)
+    urgent.priority = 1
+    loop.submit(urgent)
+    while loop.has_work:
+        loop.step()
+        loop.check_integrity()
+    assert loop.stats().num_preemptions == 1
+    for request in (*patient, urgent):
+        assert request.error is None
+        assert request.output_ids == alone(name, request)
+
+
+def test_a_request_that_wants_all_logits_waits_for_no_other_to_compute_them() -> None:
+    loop, _ = faulty_loop(NoDrafter(), 0)
+    prompt = [i % 7 + 1 for i in range(100)]
+    first, scored = make_request(prompt, 2), make_request([*prompt, 1], 2, prompt_logprobs=True)
+    loop.submit(first)
+    loop.step()
+    loop.submit(scored)
+    while not first.num_output:
+        loop.step()
+    assert scored.slot >= 0
+
+
+def test_a_time_limit_is_not_held_on_to_when_its_request_has_ended() -> None:
+    loop = storm_loop(NoDrafter(), POLICIES["no prefix cache"])
+    for _ in range(100):
+        request = make_request([1], 1)
+        request.deadline_s = math.inf
+        run(loop, [request])
+    assert len(loop._deadlines._heap) < 50
 
 
 @pytest.mark.parametrize("seed", range(3))
