@@ -2,8 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -16,10 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specexport.engines.step import Profile, StepInput
 from specexport.runtime.commit import NewTokens
 from specexport.runtime.drafters.base import Drafter, NoDrafter
+from specexport.runtime.drafters.first_of import FirstOf
+from specexport.runtime.drafters.suffix import SuffixDrafter
+from specexport.runtime.lengths import ANY_WIDTH, DraftSize, FixedLength, RowState
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine
-from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, head, make_request, run
+from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, draft_model, head, make_request, run
 
 # Drafts that are drawn at random: their output is seeded, but not that of plain decoding.
 SAMPLED = [name for name in DRAFTERS if name not in DETERMINISTIC]
@@ -29,6 +32,37 @@ POLICIES = {
     "small prefix cache": Policy(8, max_prefix_bytes=3000),
     "prefix cache": Policy(8, max_prefix_bytes=2**20),
 }
+
+
+# Those whose drafts are certain: how large they are can then change no output.
+CERTAIN: dict[str, Callable[[], Drafter]] = {
+    **{name: DRAFTERS[name] for name in ("medusa", "n-gram", "suffix", "sometimes right")},
+    "draft model, chain": lambda: draft_model(salt=1, is_certain=True),
+    "draft model, tree": lambda: draft_model(salt=1, tree="tree", is_certain=True),
+    "head, chain": lambda: head(salt=1, is_certain=True),
+    "head, tree": lambda: head("tree", is_certain=True),
+    "head, dynamic tree": lambda: head("dynamic tree", salt=1, is_certain=True),
+    "suffix, else a head": lambda: FirstOf(SuffixDrafter(2, 2), head("tree", is_certain=True)),
+}
+
+
+class AnyLength(FixedLength):
+    """Drafts of any size, none at all included; remembers which requests have not ended."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0)
+        self._rng = random.Random(seed)
+        self.open: set[int] = set()
+
+    def choose(self, rows: Sequence[RowState]) -> list[DraftSize]:
+        self.open |= {row.request_id for row in rows}
+        widths = 1, 2, ANY_WIDTH
+        return [
+            DraftSize(self._rng.randint(0, row.max_depth), self._rng.choice(widths)) for row in rows
+        ]
+
+    def release(self, request_id: int) -> None:
+        self.open.discard(request_id)
 
 
 def storm_loop(drafter: Drafter, policy: Policy, k: int = 3) -> SpeculativeLoop:
@@ -125,18 +159,61 @@ class Storm(RuleBasedStateMachine):
         stats = self.loop.stats()
         assert stats.num_running == stats.num_waiting == stats.num_cached_tokens == 0
         assert stats.num_finished == len(self.requests)
+        check_forgotten(self.loop)
         for request in self.requests:
             self.check_output(request)
 
     def check_output(self, request: Request) -> None:
         tokens = [token for new in self.reported[request.id] for token in new.token_ids]
         assert tokens == request.output_ids
-        expected = alone(self.name, request)
+        expected = self.expected(request)
         if request.finish_reason in (FinishReason.CANCELLED, FinishReason.TIMEOUT):
             expected = expected[: request.num_output]
         assert request.output_ids == expected
         if request.params.prompt_logprobs and request.num_output:
             assert len(request.prompt_logprobs) == request.num_prompt - 1
+
+    def expected(self, request: Request) -> list[int]:
+        return alone(self.name, request)
+
+
+class AdaptiveStorm(Storm):
+    """Whatever sizes are chosen, the output is that of plain decoding."""
+
+    @initialize(
+        name=st.sampled_from(sorted(CERTAIN)),
+        policy=st.sampled_from(sorted(POLICIES)),
+        seed=st.integers(0, 99),
+    )
+    def start(self, name: str, policy: str, seed: int) -> None:
+        self.lengths = AnyLength(seed)
+        self.loop = storm_loop(CERTAIN[name](), replace(POLICIES[policy], lengths=self.lengths))
+        self.requests, self.reported = [], {}
+
+    def expected(self, request: Request) -> list[int]:
+        return alone("none", request)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "loop"):
+            assert not self.lengths.open
+
+
+def check_forgotten(loop: SpeculativeLoop) -> None:
+    """Nothing is left of any request."""
+    assert not loop._slots._num_kept
+    assert not loop._slots._first_own
+    assert not loop._deadlines
+    left: list[object] = [loop._drafter]
+    while left:
+        drafter = left.pop()
+        left += [part for name in _PARTS if (part := getattr(drafter, name, None)) is not None]
+        for name in _OF_REQUESTS:
+            assert not getattr(drafter, name, None), f"{type(drafter).__name__}.{name}"
+
+
+_PARTS = ("_lookup", "_fallback", "_drafter")
+_OF_REQUESTS = ("_states", "_texts", "_indexes", "_last")  # of drafters, by a request's id
 
 
 def check_caches(loop: SpeculativeLoop) -> None:
@@ -150,6 +227,8 @@ def check_caches(loop: SpeculativeLoop) -> None:
 
 Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestStorm = Storm.TestCase
+AdaptiveStorm.TestCase.settings = Storm.TestCase.settings
+TestAdaptiveStorm = AdaptiveStorm.TestCase
 
 
 @pytest.mark.parametrize("name", ["draft model, tree", "head, tree", "another draft model"])
@@ -329,6 +408,7 @@ def test_a_soak_in_mixed_options_loses_and_doubles_nothing(seed: int) -> None:
         if i >= 670 and not loop.has_work:
             break
     loop.check_integrity()
+    check_forgotten(loop)
     assert loop.stats().num_finished == len(finished) == len({r.id for r in finished})
     reasons = {request.finish_reason for request in finished}
     assert {FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.LENGTH} <= reasons
