@@ -15,6 +15,8 @@ from specexport.errors import ConfigError, EngineError
 from specexport.export.manifest import GraphSpec
 
 _STATES = ("hidden_states", "recycled_states")  # a target's output, a head's
+_MOST_BINDINGS = 64
+"""Of ranges of slots, which are as many as pairs of slots; one takes some KB for each layer."""
 
 
 class OrtRunner:
@@ -23,7 +25,7 @@ class OrtRunner:
     The kinds are key and value, or key alone where one tensor serves as both (latent attention).
     A cache tensor is bound as past input and present output at once, so TensorScatter writes in
     place. The rows of a step are neighbouring slots, which makes a batch a view of the cache: the
-    bindings of each such range are made once.
+    bindings of each such range are made once, and the oldest are dropped when there are many.
     """
 
     def __init__(self, graph: Path, spec: GraphSpec, profile: Profile) -> None:
@@ -106,6 +108,8 @@ class OrtRunner:
                 value = ort.OrtValue.ortvalue_from_numpy(view)  # shares the memory
                 binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", value)
                 binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
+        if len(self._bindings) == _MOST_BINDINGS:
+            del self._bindings[next(iter(self._bindings))]
         self._bindings[first, num_rows] = binding
         return binding
 

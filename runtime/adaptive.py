@@ -158,7 +158,8 @@ class _Step:
     @property
     def catching_up_s(self) -> float:
         """Of the drafter, for the texts that it has not read yet."""
-        return self._drafter_s(sum(row.num_behind for row in self._drafting) / self.num_rows)
+        num_behind = sum(row.num_behind for row in self._drafting)
+        return self._drafter_s(num_behind / max(len(self._drafting), 1))
 
     def _drafter_step_s(self, width: float) -> float:
         drafter = self._lengths.drafter

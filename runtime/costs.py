@@ -11,6 +11,7 @@ _LOAD_WEIGHT, _SIZE_WEIGHT = 0.1, 0.05
 """Of the newest step."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+StepSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StepCosts(BaseModel):
@@ -23,7 +24,7 @@ class StepCosts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_tokens: tuple[Annotated[int, Field(gt=0)], ...]  # ascending
-    seconds: tuple[Seconds, ...]
+    seconds: tuple[StepSeconds, ...]  # none smaller than the one before it
     row_context_s: Seconds
     """For each token that a row looks at."""
     pair_s: Seconds
@@ -35,6 +36,8 @@ class StepCosts(BaseModel):
             raise ValueError("num_tokens and seconds must be lists of the same length")
         if list(self.num_tokens) != sorted(set(self.num_tokens)):
             raise ValueError("num_tokens must ascend")
+        if list(self.seconds) != sorted(self.seconds):
+            raise ValueError("seconds must not descend: more tokens never take less time")
         return self
 
     def step_s(self, num_rows: int, num_tokens: int, longest: int) -> float:
@@ -69,9 +72,9 @@ class LiveCosts:
         return self._table.step_s(num_rows, num_tokens, longest) * factor
 
     def observe(self, num_rows: int, num_tokens: int, longest: int, seconds: float) -> None:
-        """Take in one step; a single outlier counts for little."""
+        """Take in one step; a single outlier counts for little, a time that is none for nothing."""
         predicted = self._table.step_s(num_rows, num_tokens, longest)
-        if predicted <= 0:
+        if predicted <= 0 or not 0 < seconds < math.inf:
             return
         size = self._sizes.setdefault(_bucket(num_tokens), _Size())
         ratio = min(seconds / predicted, 2 * size.factor * self.load)

@@ -1,6 +1,5 @@
 """The loop: draft → run the target → verify → commit, over all running requests at once."""
 
-import heapq
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from specexport.runtime.lengths import DraftLengths, FixedLength
 from specexport.runtime.prefix_cache import PrefixCache
 from specexport.runtime.proposer import Proposer
 from specexport.runtime.request import FinishReason, Request
+from specexport.runtime.request_queue import RequestQueue
 from specexport.runtime.scheduler import Scheduler
 from specexport.runtime.scoring import num_scored
 from specexport.runtime.slots import CacheSlots
@@ -57,7 +57,7 @@ class SpeculativeLoop:
         # with it a seeded output, does not depend on the batch.
         step_tokens = max(target.profile.max_query - self._max_nodes, 1)
         self._scheduler = Scheduler(target.profile.max_slots, step_tokens, self._slots)
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self._deadlines = RequestQueue()
         self._counters = LoopCounters()
         self._proposer = Proposer(drafter, self._lengths, num_speculative_tokens)
         self._committer = Committer(
@@ -79,7 +79,7 @@ class SpeculativeLoop:
         request.admit(self._eos_token_ids)
         self._scheduler.add(request)
         if request.deadline_s is not None:
-            heapq.heappush(self._deadlines, (request.deadline_s, request.id, request))
+            self._deadlines.push(request.deadline_s, request)
 
     def cancel(self, request: Request) -> None:
         """End a request now, keeping what it has."""
@@ -139,11 +139,10 @@ class SpeculativeLoop:
     def _expire(self, now_s: float) -> list[NewTokens]:
         """End the requests whose time is up."""
         expired = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, _, request = heapq.heappop(self._deadlines)
-            if request.finish_reason is None:
-                self._finish(request, FinishReason.TIMEOUT)
-                expired.append(NewTokens(request, ()))
+        while (first := self._deadlines.first()) and first[0] <= now_s:
+            _, request = first
+            self._finish(request, FinishReason.TIMEOUT)
+            expired.append(NewTokens(request, ()))
         return expired
 
     def _draft(self, turns: Sequence[Turn]) -> list[Turn]:
@@ -197,6 +196,7 @@ class SpeculativeLoop:
         self._counters.num_finished += 1
         self._slots.end(request)
         self._scheduler.remove(request)
+        self._deadlines.remove(request)
         self._lengths.release(request.id)
 
 

@@ -16,6 +16,8 @@ _SHORT, _LONG = 16, 512
 _ROUNDS = 6
 _BUDGET_S = 1.0
 """Of the first round over all sizes."""
+_LEAST_SIZES = 4
+"""Measured however long they take: one alone would say that a draft costs all it can gain."""
 
 Kind = TypeVar("Kind")
 Input = TypeVar("Input")
@@ -27,12 +29,16 @@ def measure_costs(runner: StepRunner) -> StepCosts:
     Of a large model, whose steps are slow, the largest sizes are left out.
     """
     started = time.perf_counter()
-    sizes, steps = [], {}
+    max_length = runner.profile.max_length
+    largest = min(runner.profile.max_query, max_length)
+    sizes: list[int] = []
+    steps = {}
     for size in _TOKENS:
-        if size > runner.profile.max_query or time.perf_counter() - started > _BUDGET_S:
+        is_late = len(sizes) >= _LEAST_SIZES and time.perf_counter() - started > _BUDGET_S
+        if size > largest or is_late:
             break
         sizes.append(size)
-        steps[size] = _row_step(runner, _SHORT, size)
+        steps[size] = _row_step(runner, min(_SHORT, max_length - size), size)
         runner.run(steps[size])  # the first of a shape allocates
     times = _fastest(runner.run, steps)
     # Interference only ever slows a step down, and a larger step is never faster.

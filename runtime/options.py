@@ -77,3 +77,5 @@ class EngineOptions:
         for name, names in (("method", get_args(MethodName)), ("lookup", get_args(LookupName))):
             if (value := getattr(self, name)) not in (None, *names):
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(names)}.")
+        if not isinstance(self.adaptive, bool | None):
+            raise ConfigError(f"adaptive is {self.adaptive!r}; it must be True, False or None.")

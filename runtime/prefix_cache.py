@@ -66,18 +66,29 @@ class PrefixCache:
         return self._max_bytes == 0
 
     def put(self, token_ids: Sequence[int], read: Callable[[int, int], Entries]) -> None:
-        """Keep what is not known of a text; `read(start, stop)` copies entries."""
-        block, path = self._root, []
-        for start in range(0, len(token_ids), BLOCK_TOKENS):
-            tokens = tuple(token_ids[start : start + BLOCK_TOKENS])
-            if tokens not in block.children and not self._covers(block, tokens):
-                self._add(block, tokens, read(start, start + len(tokens)))
-            if tokens not in block.children:
-                break  # a longer block has these tokens, the last ones
-            block = block.children[tokens]
-            path.append(block)
-        self._use(path)
-        self._shrink()
+        """Keep what is not known of a text; `read(start, stop)` copies entries.
+
+        Where it raises, the text is kept up to there.
+        """
+        path: list[_Block] = []
+        try:
+            self._extend(path, token_ids, read)
+        finally:
+            self._use(path)
+            self._shrink()
+
+    def forget(self, token_ids: Sequence[int], start: int) -> None:
+        """Drop the blocks of a text from token `start` on, with all that hangs below them."""
+        block, first = self._root, 0
+        while found := self._best_child(block, token_ids[first : first + BLOCK_TOKENS]):
+            block, num_known = found
+            if num_known < len(block.token_ids):
+                return  # of another text
+            if first >= start:
+                for below in reversed([block, *_below(block)]):
+                    self._drop(below)
+                return
+            first += num_known
 
     def longest(self, token_ids: Sequence[int]) -> list[Piece]:
         """Entries of the longest known prefix, from the first token on; maybe nothing."""
@@ -102,6 +113,20 @@ class PrefixCache:
         assert self.size_bytes <= self._max_bytes
         order = {block: i for i, block in enumerate(self._by_use)}
         assert all(b.parent is self._root or order[b] < order[b.parent] for b in found if b.parent)
+
+    def _extend(
+        self, path: list[_Block], token_ids: Sequence[int], read: Callable[[int, int], Entries]
+    ) -> None:
+        """Add the blocks of a text that are missing; those that it goes through go to `path`."""
+        block = self._root
+        for start in range(0, len(token_ids), BLOCK_TOKENS):
+            tokens = tuple(token_ids[start : start + BLOCK_TOKENS])
+            if tokens not in block.children and not self._covers(block, tokens):
+                self._add(block, tokens, read(start, start + len(tokens)))
+            if tokens not in block.children:
+                break  # a longer block has these tokens, the last ones
+            block = block.children[tokens]
+            path.append(block)
 
     def _best_child(self, block: _Block, tokens: Sequence[int]) -> tuple[_Block, int] | None:
         """The child that shares the most first tokens, and how many; None if none does."""
@@ -154,4 +179,8 @@ def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def _below(block: _Block) -> list[_Block]:
-    return [b for child in block.children.values() for b in (child, *_below(child))]
+    """All blocks below, each after its parent; texts are longer than Python's stack is deep."""
+    found = list(block.children.values())
+    for child in found:
+        found += child.children.values()
+    return found

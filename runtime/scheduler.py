@@ -1,10 +1,10 @@
 """Which requests run, and how much of each text a step computes."""
 
-import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
 from specexport.runtime.request import Request
+from specexport.runtime.request_queue import RequestQueue
 from specexport.runtime.scoring import MOST_PROMPT_ROWS
 from specexport.runtime.turn import Turn
 
@@ -12,8 +12,6 @@ PATIENCE_S = 10.0
 """A level of priority is worth so many seconds of waiting: nobody is passed for ever."""
 _LEAST_CHUNK = 16
 """Tokens that a prompt gets in a step that has no room for it: it must go on as well."""
-
-Key = tuple[float, int]
 
 
 class Slots(Protocol):
@@ -48,7 +46,7 @@ class Scheduler:
         """`step_tokens`: query tokens of a step; prompts take what decoding leaves of them."""
         self._max_slots, self._step_tokens = max_slots, step_tokens
         self._slots = slots
-        self._waiting: list[tuple[Key, Request]] = []  # a heap
+        self._waiting = RequestQueue()
         self.running: list[Request] = []
         self.num_preemptions = 0
 
@@ -59,7 +57,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        heapq.heappush(self._waiting, (_key(request), request))
+        self._waiting.push(_key(request)[0], request)
 
     def next(self, num_nodes: int = 0) -> list[Turn]:
         """Give out free slots; the turns of this step, by slot.
@@ -75,8 +73,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Take a request out; the last row moves into its slot."""
         if request.slot < 0:
-            self._waiting = [item for item in self._waiting if item[1] is not request]
-            heapq.heapify(self._waiting)
+            self._waiting.remove(request)
             return
         last = self.running.pop()
         if last is not request:
@@ -89,7 +86,7 @@ class Scheduler:
         """Raise `AssertionError` where slots and requests disagree."""
         assert [request.slot for request in self.running] == list(range(len(self.running)))
         assert len(self.running) <= self._max_slots
-        waiting = [request for _, request in self._waiting]
+        waiting = list(self._waiting)
         assert all(r.slot == -1 and r.finish_reason is None for r in waiting)
         assert all(r.finish_reason is None for r in self.running)
         assert len({r.id for r in (*self.running, *waiting)}) == len(self.running) + len(waiting)
@@ -97,11 +94,11 @@ class Scheduler:
     def _admit(self, budget: int) -> None:
         """A request gets its slot when its first tokens can be computed, not before."""
         backlog = sum(r.num_to_compute for r in self.running if r.is_catching_up)
-        while self._waiting and backlog < max(budget, 1):
-            (_, request) = self._waiting[0]
+        while (first := self._waiting.first()) and backlog < max(budget, 1):
+            _, request = first
             if self._slots.is_under_way(request, self.running) or not self._make_room(request):
                 break
-            heapq.heappop(self._waiting)
+            self._waiting.remove(request)
             request.slot = len(self.running)
             self.running.append(request)
             self._slots.fill(request)
@@ -141,5 +138,5 @@ class Scheduler:
         return min(self._step_tokens, MOST_PROMPT_ROWS) if scored else self._step_tokens
 
 
-def _key(request: Request) -> Key:
+def _key(request: Request) -> tuple[float, int]:
     return request.stats.submitted_s - PATIENCE_S * request.priority, request.id

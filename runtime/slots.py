@@ -1,10 +1,11 @@
 """The caches of target and drafter behind the slots, and what is kept of them for later."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from specexport.engines.step import StepRunner
 from specexport.runtime.drafters.base import Drafter
-from specexport.runtime.prefix_cache import BLOCK_TOKENS, Entries, PrefixCache, num_shared
+from specexport.runtime.prefix_cache import BLOCK_TOKENS, Entries, Piece, PrefixCache, num_shared
 from specexport.runtime.request import Request
 from specexport.runtime.stats import PrefixStats
 
@@ -18,6 +19,7 @@ class CacheSlots:
     def __init__(self, target: StepRunner, drafter: Drafter, prefixes: PrefixCache) -> None:
         self._target, self._drafter, self._prefixes = target, drafter, prefixes
         self._num_kept: dict[int, int] = {}  # tokens of each running request, whole blocks
+        self._first_own: dict[int, int] = {}  # where what each one computed itself may begin
         self._stats = PrefixStats()
 
     def fill(self, request: Request) -> None:
@@ -26,22 +28,22 @@ class CacheSlots:
             return
         limit = _most_reusable(request)
         pieces = self._prefixes.longest(request.token_ids[: limit + 1])
-        num_known = self._drafter.restore(request, pieces, limit) if pieces else 0
-        for piece in pieces:
-            size = min(piece.stop, num_known) - piece.start
-            if size > 0:
-                entries = piece.entries.target[..., :size, :]
-                self._target.write_cache(request.slot, piece.start, entries)
-        request.num_computed = num_known
-        self._num_kept[request.id] = _whole_blocks(pieces[-1].stop if pieces else 0)
-        self._stats.record(num_known)
+        try:
+            request.num_computed = self._restore(request, pieces, limit) if pieces else 0
+        except Exception:  # a copy that cannot be made: then all is computed
+            self._drafter.pause(request)
+        num_known = _whole_blocks(pieces[-1].stop if pieces else 0)
+        self._num_kept[request.id] = num_known
+        self._first_own.setdefault(request.id, num_known)
+        self._stats.record(request.num_computed)
 
     def is_under_way(self, request: Request, running: Sequence[Request]) -> bool:
         """True where another's prompt has a good part of this one's text, and is kept soon."""
         if self._prefixes.is_off:
             return False
+        limit = _most_reusable(request)
         return any(
-            num_shared(other.token_ids, request.token_ids)
+            min(num_shared(other.token_ids, request.token_ids), limit)
             >= self._num_kept.get(other.id, 0) + _WORTH_WAITING
             for other in running
             # What a step computes is kept in the next one.
@@ -65,9 +67,16 @@ class CacheSlots:
         self._drafter.pause(request)
 
     def end(self, request: Request) -> None:
-        """Keep all of a request that has ended, and forget the request itself."""
-        if request.slot >= 0 and request.error is None:  # entries that failed may be NaN
-            self._keep(request, self._drafter.num_reusable(request))
+        """Keep all of a request that has ended, and forget the request itself.
+
+        Of one that failed nothing stays: its entries may be NaN.
+        """
+        first_own = self._first_own.pop(request.id, None)
+        if request.error is None:
+            if request.slot >= 0:
+                self._keep(request, self._drafter.num_reusable(request))
+        elif first_own is not None:
+            self._prefixes.forget(request.token_ids, first_own)
         self._num_kept.pop(request.id, None)
         self._drafter.release(request)
 
@@ -87,8 +96,20 @@ class CacheSlots:
             target = self._target.read_cache(request.slot, start, stop)
             return Entries(target, self._drafter.save(request, start, stop))
 
-        self._prefixes.put(request.token_ids[:num_tokens], read)
+        # What cannot be copied, for want of memory, is not kept.
+        with suppress(Exception):
+            self._prefixes.put(request.token_ids[:num_tokens], read)
         self._num_kept[request.id] = _whole_blocks(num_tokens)
+
+    def _restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
+        """Put pieces into the request's slot; how many tokens count as computed."""
+        num_known = self._drafter.restore(request, pieces, limit)
+        for piece in pieces:
+            size = min(piece.stop, num_known) - piece.start
+            if size > 0:
+                entries = piece.entries.target[..., :size, :]
+                self._target.write_cache(request.slot, piece.start, entries)
+        return num_known
 
 
 def _most_reusable(request: Request) -> int:

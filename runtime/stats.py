@@ -106,8 +106,8 @@ class RequestStats:
         return max(self.finished_s - self.first_token_s, 0.0)
 
     def tokens_per_s(self, num_output: int) -> float:
-        """Tokens after the first step, per second of decoding; 0 where there was no such step."""
-        if self.num_decode_steps == 0:
+        """Tokens after the first step, per second of decoding; 0 before the end, or without any."""
+        if self.num_decode_steps == 0 or self.decode_time_s == 0:
             return 0.0
         return (num_output - self.num_first_tokens) / self.decode_time_s
 

@@ -60,8 +60,13 @@ def write_tuning(bundle: Path, tuning: Tuning) -> None:
     """Write `tuning.json` whole or not at all; raises `OSError` where the bundle is read-only."""
     path = bundle / TUNING_NAME
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(tuning.model_dump_json(indent=2) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(tuning.model_dump_json(indent=2) + "\n")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def costs_of(

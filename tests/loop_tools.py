@@ -109,20 +109,29 @@ TREES: dict[str, Grower] = {
 
 
 def draft_model(
-    salt: int = 0, max_length: int = 200, vocab_size: int = VOCAB_SIZE, tree: str = "chain"
+    salt: int = 0,
+    max_length: int = 200,
+    vocab_size: int = VOCAB_SIZE,
+    tree: str = "chain",
+    *,
+    is_certain: bool = False,
 ) -> Drafter:
     spec = graph_spec(vocab_size=vocab_size)
     profile = Profile(max_slots=4, max_length=max_length, max_query=16)
     runner = HashEngine(spec=spec, profile=profile, salt=salt)
     grower = StaticTree.chain(8) if tree == "chain" else TREES[tree]
-    return ModelDrafter(runner, grower, TokenMap(min(vocab_size, VOCAB_SIZE)))
+    token_map = TokenMap(min(vocab_size, VOCAB_SIZE))
+    return ModelDrafter(runner, grower, token_map, is_certain=is_certain)
 
 
-def head(tree: str = "chain", salt: int = 0, max_length: int = 200) -> Drafter:
+def head(
+    tree: str = "chain", salt: int = 0, max_length: int = 200, *, is_certain: bool = False
+) -> Drafter:
     """EAGLE or MTP, which differ in their graphs alone."""
     profile = Profile(max_slots=4, max_length=max_length, max_query=16)
     runner = HashHead(profile=profile, salt=salt)
-    return ModelDrafter(runner, TREES[tree], TokenMap(VOCAB_SIZE), is_head=True)
+    token_map = TokenMap(VOCAB_SIZE)
+    return ModelDrafter(runner, TREES[tree], token_map, is_head=True, is_certain=is_certain)
 
 
 class HashMedusa:

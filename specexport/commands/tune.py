@@ -19,7 +19,9 @@ Examples:
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("bundle", type=BUNDLE)
-@click.option("--threads", type=click.IntRange(0), default=0, help="CPU threads; 0 uses every CPU.")
+@click.option(
+    "--threads", type=click.IntRange(0, 1024), default=0, help="CPU threads; 0 uses every CPU."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, threads: int, as_json: bool) -> None:
     """Measure what steps of BUNDLE's graphs cost here, for --adaptive to choose draft lengths by.

@@ -106,6 +106,21 @@ def test_a_row_may_fill_the_cache_while_another_is_far_longer(runner: OrtRunner)
     step(runner, Row(99, [1], 1), Row(0, [2] * 32, 1))
 
 
+def test_however_many_ranges_of_slots_there_were_few_bindings_are_held(
+    graph: tuple[Path, GraphSpec],
+) -> None:
+    profile = Profile(max_slots=12, max_length=20, max_query=4)
+    ranges = [(first, size) for first in range(12) for size in range(1, 13 - first)]
+    with OrtRunner(*graph, profile) as runner:
+        for first, size in [*ranges, ranges[0]]:
+            rows = [Row(0, [1], 1)] * size
+            step = Batch.build(rows, profile.max_length, first_slot=first).step
+            logits = runner.run(step).logits
+            np.testing.assert_allclose(logits, np.repeat(logits[:1], size, axis=0), atol=1e-5)
+            assert np.isfinite(logits).all()
+        assert len(ranges) > len(runner._bindings) > 0
+
+
 def test_the_time_inside_the_library_is_counted(runner: OrtRunner) -> None:
     step(runner, Row(0, [1], 1))
     assert runner.run_time_s > 0

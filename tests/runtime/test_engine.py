@@ -147,6 +147,7 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
         ({"num_threads": 10**12}, "num_threads is 1000000000000"),
         ({"max_slots": 1.5}, "max_slots is 1.5"),
         ({"step_tokens": None}, "step_tokens is None"),
+        ({"adaptive": "no"}, "adaptive is 'no'; it must be True, False or None"),
         ({"method": "none", "num_speculative_tokens": 3}, "Leave one of them out"),
     ],
 )

@@ -55,7 +55,7 @@ def test_the_chosen_length_gives_nearly_the_most_tokens_a_second(
 def test_a_costly_drafter_shortens_drafts_until_there_are_none() -> None:
     found = [
         depths(taught(0.6, costs(0.02, 0.0005), costs(draft_s, 0.0)), row())[0]
-        for draft_s in (0.0, 0.002, 0.006, 0.03)
+        for draft_s in (1e-6, 0.002, 0.006, 0.03)
     ]
     assert found == sorted(found, reverse=True)
     assert found[0] >= 5
@@ -137,6 +137,15 @@ def test_what_a_drafter_must_read_first_makes_trying_again_rarer() -> None:
     assert num_tries(1) > 3 * num_tries(100) > 0
 
 
+def test_what_one_of_many_must_read_first_counts_in_full() -> None:
+    def num_tries(num_others: int) -> int:
+        lengths = taught(0.0, costs(0.02, 0.0), costs(0.002, 0.001))
+        rows = [row(num_behind=200), *[row(i, max_depth=0) for i in range(1, 1 + num_others)]]
+        return sum(depths(lengths, *rows)[0] > 0 for _ in range(2500))
+
+    assert num_tries(0) == num_tries(7) > 0
+
+
 def test_rows_that_gain_little_get_shorter_drafts_where_the_drafter_takes_time() -> None:
     lengths = taught(0.9, costs(0.02, 0.0002), costs(0.001, 0.001), requests=4)
     for _ in range(100):
@@ -185,6 +194,61 @@ def test_what_steps_really_take_corrects_the_table() -> None:
     assert depths(lengths, row()) == [0]
 
 
+TABLES = st.builds(
+    lambda seconds, row_s, pair_s: StepCosts(
+        num_tokens=tuple(2**i for i in range(len(seconds))),
+        seconds=tuple(sorted(seconds)),
+        row_context_s=row_s,
+        pair_s=pair_s,
+    ),
+    st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=5),
+    st.sampled_from([0.0, 1e-9, 1e3]),
+    st.sampled_from([0.0, 1e-9, 1e3]),
+)
+TREE = StaticTree([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+ROWS = st.builds(
+    lambda request_id, text, pending, is_whole, depth, behind: RowState(
+        request_id, text + pending, pending, is_whole, depth if is_whole else 0, behind
+    ),
+    st.integers(0, 3),
+    st.integers(0, 10**6),
+    st.integers(1, 300),
+    st.booleans(),
+    st.integers(0, 8),
+    st.sampled_from([0, 1, 10**6]),
+)
+
+
+@given(
+    target=TABLES,
+    drafter=st.none() | TABLES,
+    steps=st.lists(
+        st.tuples(
+            st.lists(ROWS, max_size=5),
+            st.floats(0, 1),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        max_size=20,
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_the_numbers_a_row_gets_what_it_may_have(
+    target: StepCosts,
+    drafter: StepCosts | None,
+    steps: list[tuple[list[RowState], float, float]],
+) -> None:
+    trees = [TREE.shape(depth) for depth in range(1, TREE.depth + 1)]
+    lengths = AdaptiveLength(target, drafter, [*trees, *CHAINS])
+    for rows, rate, seconds in steps:
+        sizes = lengths.choose(rows)
+        for state, size in zip(rows, sizes, strict=True):
+            assert 0 <= size.depth <= state.max_depth
+            accepted = round(rate * size.depth)
+            lengths.observe(state.request_id, Outcome(size.depth, accepted))
+        lengths.observe_step(max(len(rows), 1), 5, 100, seconds)
+        assert all(np.isfinite(lengths.target.step_s(1, n, 100)) for n in (1, 5, 9))
+
+
 def test_a_fixed_length_is_cut_to_what_a_row_may_have() -> None:
     sizes = FixedLength(4).choose([row(max_depth=8), row(max_depth=2)])
     assert [size.depth for size in sizes] == [4, 2]
@@ -214,6 +278,15 @@ def test_an_outlier_hardly_moves_the_correction() -> None:
     assert live.step_s(1, 4, 50) <= 1.2 * before
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_not_learnt(seconds: float) -> None:
+    live = LiveCosts(costs(0.01, 0.001))
+    before = live.step_s(1, 4, 50)
+    for _ in range(10):
+        live.observe(1, 4, 50, seconds)
+    assert live.step_s(1, 4, 50) == before
+
+
 def test_a_busy_machine_makes_all_sizes_slower_and_an_odd_size_itself_alone() -> None:
     live, table = LiveCosts(costs(0.01, 0.001)), costs(0.01, 0.001)
     for i in range(400):
@@ -231,6 +304,8 @@ def test_a_busy_machine_makes_all_sizes_slower_and_an_odd_size_itself_alone() ->
         {"num_tokens": (2, 1), "seconds": (0.1, 0.2)},
         {"num_tokens": (), "seconds": ()},
         {"num_tokens": (1,), "seconds": (float("nan"),)},
+        {"num_tokens": (1,), "seconds": (0.0,)},
+        {"num_tokens": (1, 2), "seconds": (0.2, 0.1)},
     ],
 )
 def test_a_damaged_table_is_refused(values: dict[str, Any]) -> None:

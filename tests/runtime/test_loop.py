@@ -323,6 +323,16 @@ def test_speed_counts_what_came_after_the_first_step() -> None:
     assert several.stats.tokens_per_s(30) == pytest.approx(expected)
 
 
+def test_before_the_end_there_is_no_speed_yet() -> None:
+    loop = SpeculativeLoop(HashEngine(), NoDrafter(), 0, [])
+    request = make_request([4], 5)
+    loop.submit(request)
+    for _ in range(3):
+        loop.step()
+    assert request.stats.num_decode_steps == 2
+    assert request.stats.tokens_per_s(3) == 0.0
+
+
 def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone() -> None:
     loop = SpeculativeLoop(HashEngine(), draft_model(salt=1), 3, [])
     requests = [make_request([i, 1], 20) for i in range(6)]

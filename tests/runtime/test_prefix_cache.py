@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,46 @@ def test_a_block_replaces_the_beginning_of_itself_and_covers_it() -> None:
     assert put(cache, [1, 2, 3, 4]) == [(0, 4)]
     assert cache.size_bytes == 4 * TOKEN_BYTES
     assert put(cache, [1, 2]) == []
+
+
+@given(known=st.lists(texts, max_size=8), text=texts, start=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_what_is_forgotten_is_found_no_more_and_the_rest_still_is(
+    known: list[list[int]], text: list[int], start: int
+) -> None:
+    cache = PrefixCache(PLENTY)
+    for other in (*known, text):
+        put(cache, other)
+    cache.forget(text, start * BLOCK_TOKENS)
+    length = max((num_shared(other, text) for other in known), default=0)
+    least = min(start * BLOCK_TOKENS, len(text))
+    found = longest(cache, text)
+    assert text[:least] == found[:least]
+    assert len(found) <= max(length, least)
+    for other in known:
+        if num_shared(other, text) < least:
+            assert longest(cache, other) == other
+
+
+def test_a_text_whose_entries_cannot_be_read_is_kept_up_to_there() -> None:
+    cache, text = PrefixCache(PLENTY), [1] * (4 * BLOCK_TOKENS)
+
+    def read(start: int, stop: int) -> Entries:
+        if start >= 2 * BLOCK_TOKENS:
+            raise MemoryError
+        return Entries(np.zeros((1, 1, 1, stop - start, 1), dtype=np.float32))
+
+    with pytest.raises(MemoryError):
+        cache.put(text, read)
+    cache.check_integrity()
+    assert len(longest(cache, text)) == 2 * BLOCK_TOKENS
+
+
+def test_a_text_may_be_longer_than_the_stack_is_deep() -> None:
+    cache, text = PrefixCache(PLENTY), [1] * (1100 * BLOCK_TOKENS)
+    put(cache, text)
+    cache.forget(text, 0)
+    assert cache.size_bytes == 0
 
 
 def test_a_block_larger_than_the_budget_is_not_kept() -> None:

@@ -1,18 +1,24 @@
 """Random arrivals, cancellations, deadlines, preemptions and failures: nothing leaks or changes."""
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specexport.engines.step import Profile
+from specexport.engines.step import Profile, StepInput
 from specexport.runtime.commit import NewTokens
-from specexport.runtime.drafters.base import Drafter
+from specexport.runtime.drafters.base import Drafter, NoDrafter
+from specexport.runtime.drafters.first_of import FirstOf
+from specexport.runtime.drafters.suffix import SuffixDrafter
+from specexport.runtime.lengths import ANY_WIDTH, DraftSize, FixedLength, RowState
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine
@@ -26,6 +32,37 @@ POLICIES = {
     "small prefix cache": Policy(8, max_prefix_bytes=3000),
     "prefix cache": Policy(8, max_prefix_bytes=2**20),
 }
+
+
+# Those whose drafts are certain: how large they are can then change no output.
+CERTAIN: dict[str, Callable[[], Drafter]] = {
+    **{name: DRAFTERS[name] for name in ("medusa", "n-gram", "suffix", "sometimes right")},
+    "draft model, chain": lambda: draft_model(salt=1, is_certain=True),
+    "draft model, tree": lambda: draft_model(salt=1, tree="tree", is_certain=True),
+    "head, chain": lambda: head(salt=1, is_certain=True),
+    "head, tree": lambda: head("tree", is_certain=True),
+    "head, dynamic tree": lambda: head("dynamic tree", salt=1, is_certain=True),
+    "suffix, else a head": lambda: FirstOf(SuffixDrafter(2, 2), head("tree", is_certain=True)),
+}
+
+
+class AnyLength(FixedLength):
+    """Drafts of any size, none at all included; remembers which requests have not ended."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0)
+        self._rng = random.Random(seed)
+        self.open: set[int] = set()
+
+    def choose(self, rows: Sequence[RowState]) -> list[DraftSize]:
+        self.open |= {row.request_id for row in rows}
+        widths = 1, 2, ANY_WIDTH
+        return [
+            DraftSize(self._rng.randint(0, row.max_depth), self._rng.choice(widths)) for row in rows
+        ]
+
+    def release(self, request_id: int) -> None:
+        self.open.discard(request_id)
 
 
 def storm_loop(drafter: Drafter, policy: Policy, k: int = 3) -> SpeculativeLoop:
@@ -105,7 +142,7 @@ class Storm(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.requests))
         if request.deadline_s is None and request.finish_reason is None:
             request.deadline_s = 0.0
-            self.loop._deadlines.insert(0, (0.0, request.id, request))
+            self.loop._deadlines.push(0.0, request)
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -122,18 +159,61 @@ class Storm(RuleBasedStateMachine):
         stats = self.loop.stats()
         assert stats.num_running == stats.num_waiting == stats.num_cached_tokens == 0
         assert stats.num_finished == len(self.requests)
+        check_forgotten(self.loop)
         for request in self.requests:
             self.check_output(request)
 
     def check_output(self, request: Request) -> None:
         tokens = [token for new in self.reported[request.id] for token in new.token_ids]
         assert tokens == request.output_ids
-        expected = alone(self.name, request)
+        expected = self.expected(request)
         if request.finish_reason in (FinishReason.CANCELLED, FinishReason.TIMEOUT):
             expected = expected[: request.num_output]
         assert request.output_ids == expected
         if request.params.prompt_logprobs and request.num_output:
             assert len(request.prompt_logprobs) == request.num_prompt - 1
+
+    def expected(self, request: Request) -> list[int]:
+        return alone(self.name, request)
+
+
+class AdaptiveStorm(Storm):
+    """Whatever sizes are chosen, the output is that of plain decoding."""
+
+    @initialize(
+        name=st.sampled_from(sorted(CERTAIN)),
+        policy=st.sampled_from(sorted(POLICIES)),
+        seed=st.integers(0, 99),
+    )
+    def start(self, name: str, policy: str, seed: int) -> None:
+        self.lengths = AnyLength(seed)
+        self.loop = storm_loop(CERTAIN[name](), replace(POLICIES[policy], lengths=self.lengths))
+        self.requests, self.reported = [], {}
+
+    def expected(self, request: Request) -> list[int]:
+        return alone("none", request)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "loop"):
+            assert not self.lengths.open
+
+
+def check_forgotten(loop: SpeculativeLoop) -> None:
+    """Nothing is left of any request."""
+    assert not loop._slots._num_kept
+    assert not loop._slots._first_own
+    assert not loop._deadlines
+    left: list[object] = [loop._drafter]
+    while left:
+        drafter = left.pop()
+        left += [part for name in _PARTS if (part := getattr(drafter, name, None)) is not None]
+        for name in _OF_REQUESTS:
+            assert not getattr(drafter, name, None), f"{type(drafter).__name__}.{name}"
+
+
+_PARTS = ("_lookup", "_fallback", "_drafter")
+_OF_REQUESTS = ("_states", "_texts", "_indexes", "_last")  # of drafters, by a request's id
 
 
 def check_caches(loop: SpeculativeLoop) -> None:
@@ -147,6 +227,8 @@ def check_caches(loop: SpeculativeLoop) -> None:
 
 Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestStorm = Storm.TestCase
+AdaptiveStorm.TestCase.settings = Storm.TestCase.settings
+TestAdaptiveStorm = AdaptiveStorm.TestCase
 
 
 @pytest.mark.parametrize("name", ["draft model, tree", "head, tree", "another draft model"])
@@ -196,11 +278,106 @@ def test_requests_that_begin_alike_and_come_together_compute_it_once() -> None:
     assert loop.stats().prefixes.num_hits == 3
 
 
-def test_what_failed_is_not_kept_for_others() -> None:
-    engine = HashEngine(fail_at={3}, profile=Profile(max_slots=4, max_length=200, max_query=40))
-    loop = SpeculativeLoop(engine, draft_model(), 0, [], POLICIES["prefix cache"])
-    run(loop, [make_request([1, 2, 3], 10)])
+@dataclass
+class Faulty(HashEngine):
+    """Gives NaN while told so, and cannot copy entries in the named way."""
+
+    gives_nan: bool = False
+    cannot: str = ""
+
+    def _logits(self, step: StepInput, b: int, q: int) -> Any:
+        logits = super()._logits(step, b, q)
+        return logits * np.float32(np.nan) if self.gives_nan else logits
+
+    def read_cache(self, slot: int, start: int, stop: int) -> Any:
+        if self.cannot == "read_cache" and start >= 32:
+            raise MemoryError
+        return super().read_cache(slot, start, stop)
+
+    def write_cache(self, slot: int, start: int, entries: Any) -> None:
+        if self.cannot == "write_cache" and start >= 32:
+            raise MemoryError
+        super().write_cache(slot, start, entries)
+
+
+def faulty_loop(drafter: Drafter, k: int = 3) -> tuple[SpeculativeLoop, Faulty]:
+    profile = Profile(max_slots=NUM_SLOTS, max_length=200, max_query=40)
+    engine = Faulty(profile=profile, has_taps=True)
+    return SpeculativeLoop(engine, drafter, k, [EOS], POLICIES["prefix cache"]), engine
+
+
+@pytest.mark.parametrize("fail_at", [3, 4])
+def test_what_failed_is_not_kept_for_others(fail_at: int) -> None:
+    """Not even what was computed well, in earlier steps; what others computed stays."""
+    loop, engine = faulty_loop(NoDrafter(), 0)
+    known = [i % 7 + 1 for i in range(64)]
+    run(loop, [make_request(known, 2, ignore_eos=True)])
+    before = loop.stats().prefixes.size_bytes
+    engine.fail_at = {len(engine.steps) + fail_at}
+    failing = make_request([*known, *range(1, 11), *([8] * 90)], 10)
+    run(loop, [failing])
+    assert failing.finish_reason is FinishReason.ERROR
+    assert loop.stats().prefixes.size_bytes == before
+    loop.check_integrity()
+
+
+def test_of_a_prompt_whose_end_gives_nan_no_part_is_kept() -> None:
+    """Its first part was computed in an earlier step, whose logits nobody looked at."""
+    loop, engine = faulty_loop(NoDrafter(), 0)
+    prompt = [i % 7 + 1 for i in range(120)]
+    engine.gives_nan = True
+    run(loop, [make_request(prompt, 4)])
     assert loop.stats().prefixes.size_bytes == 0
+    engine.gives_nan = False
+    again = make_request(prompt, 4)
+    run(loop, [again])
+    assert loop.stats().prefixes.num_hits == 0
+    assert again.finish_reason is not FinishReason.ERROR
+
+
+@pytest.mark.parametrize("cannot", ["read_cache", "write_cache"])
+@pytest.mark.parametrize("name", ["none", "head, chain", "another draft model"])
+def test_copies_that_cannot_be_made_cost_time_and_nothing_else(name: str, cannot: str) -> None:
+    loop, engine = faulty_loop(DRAFTERS[name]())
+    prompt = [i % 7 + 1 for i in range(100)]
+    run(loop, [make_request(prompt, 5, ignore_eos=True)])
+    engine.cannot = cannot
+    patient = [make_request([*prompt, i], 30, temperature=1.0, ignore_eos=True) for i in (1, 2, 3)]
+    for request in patient:
+        loop.submit(request)
+    for _ in range(8):
+        loop.step()
+    urgent = make_request([*prompt, 4], 5, temperature=1.0, ignore_eos=True)
+    urgent.priority = 1
+    loop.submit(urgent)
+    while loop.has_work:
+        loop.step()
+        loop.check_integrity()
+    assert loop.stats().num_preemptions == 1
+    for request in (*patient, urgent):
+        assert request.error is None
+        assert request.output_ids == alone(name, request)
+
+
+def test_a_request_that_wants_all_logits_waits_for_no_other_to_compute_them() -> None:
+    loop, _ = faulty_loop(NoDrafter(), 0)
+    prompt = [i % 7 + 1 for i in range(100)]
+    first, scored = make_request(prompt, 2), make_request([*prompt, 1], 2, prompt_logprobs=True)
+    loop.submit(first)
+    loop.step()
+    loop.submit(scored)
+    while not first.num_output:
+        loop.step()
+    assert scored.slot >= 0
+
+
+def test_a_time_limit_is_not_held_on_to_when_its_request_has_ended() -> None:
+    loop = storm_loop(NoDrafter(), POLICIES["no prefix cache"])
+    for _ in range(100):
+        request = make_request([1], 1)
+        request.deadline_s = math.inf
+        run(loop, [request])
+    assert len(loop._deadlines._heap) < 50
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -231,6 +408,7 @@ def test_a_soak_in_mixed_options_loses_and_doubles_nothing(seed: int) -> None:
         if i >= 670 and not loop.has_work:
             break
     loop.check_integrity()
+    check_forgotten(loop)
     assert loop.stats().num_finished == len(finished) == len({r.id for r in finished})
     reasons = {request.finish_reason for request in finished}
     assert {FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.LENGTH} <= reasons

@@ -77,6 +77,22 @@ def test_a_known_table_is_not_measured_again(bundle: Path, monkeypatch: pytest.M
         outputs(bundle, adaptive=True, num_threads=2)
 
 
+def test_what_cannot_be_kept_is_measured_and_leaves_nothing_behind(bundle: Path) -> None:
+    (bundle / TUNING_NAME).mkdir()  # stands for a bundle that cannot be written to
+    before = sorted(bundle.iterdir())
+    assert outputs(bundle, adaptive=True) == outputs(bundle, method="none")
+    with pytest.raises(OSError, match=r"tuning\.json"):
+        tune(bundle, num_threads=1)
+    assert sorted(bundle.iterdir()) == before
+
+
+def test_an_engine_with_the_smallest_cache_loads(bundle: Path) -> None:
+    options = EngineOptions(max_length=3, step_tokens=1, max_slots=1)
+    with Engine(bundle, options) as engine:
+        lengths = [len(engine.submit([5] * n).result().token_ids) for n in (1, 2)]
+    assert lengths == [2, 1]
+
+
 def test_a_damaged_bundle_is_not_measured(bundle: Path) -> None:
     (bundle / "target" / "model.weights").write_bytes(b"")
     with pytest.raises(BundleError, match=r"model\.weights"):
