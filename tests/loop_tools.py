@@ -20,6 +20,7 @@ from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.growth import DynamicTree, Grower, StaticTree
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.params import SamplingParams
+from specexport.runtime.picking import MakePicker, drawn
 from specexport.runtime.race import draw
 from specexport.runtime.request import Request
 from specexport.runtime.token_map import TokenMap
@@ -114,24 +115,24 @@ def draft_model(
     vocab_size: int = VOCAB_SIZE,
     tree: str = "chain",
     *,
-    is_certain: bool = False,
+    make_picker: MakePicker = drawn,
 ) -> Drafter:
     spec = graph_spec(vocab_size=vocab_size)
     profile = Profile(max_slots=4, max_length=max_length, max_query=16)
     runner = HashEngine(spec=spec, profile=profile, salt=salt)
     grower = StaticTree.chain(8) if tree == "chain" else TREES[tree]
     token_map = TokenMap(min(vocab_size, VOCAB_SIZE))
-    return ModelDrafter(runner, grower, token_map, is_certain=is_certain)
+    return ModelDrafter(runner, grower, token_map, make_picker=make_picker)
 
 
 def head(
-    tree: str = "chain", salt: int = 0, max_length: int = 200, *, is_certain: bool = False
+    tree: str = "chain", salt: int = 0, max_length: int = 200, *, make_picker: MakePicker = drawn
 ) -> Drafter:
     """EAGLE or MTP, which differ in their graphs alone."""
     profile = Profile(max_slots=4, max_length=max_length, max_query=16)
     runner = HashHead(profile=profile, salt=salt)
     token_map = TokenMap(VOCAB_SIZE)
-    return ModelDrafter(runner, TREES[tree], token_map, is_head=True, is_certain=is_certain)
+    return ModelDrafter(runner, TREES[tree], token_map, is_head=True, make_picker=make_picker)
 
 
 class HashMedusa:

@@ -20,6 +20,7 @@ from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.lengths import ANY_WIDTH, DraftSize, FixedLength, RowState
 from specexport.runtime.loop import Policy, SpeculativeLoop
+from specexport.runtime.picking import raced
 from specexport.runtime.request import FinishReason, Request
 from tests.hash_engine import VOCAB_SIZE, HashEngine
 from tests.loop_tools import DETERMINISTIC, DRAFTERS, EOS, draft_model, head, make_request, run
@@ -37,12 +38,12 @@ POLICIES = {
 # Those whose drafts are certain: how large they are can then change no output.
 CERTAIN: dict[str, Callable[[], Drafter]] = {
     **{name: DRAFTERS[name] for name in ("medusa", "n-gram", "suffix", "sometimes right")},
-    "draft model, chain": lambda: draft_model(salt=1, is_certain=True),
-    "draft model, tree": lambda: draft_model(salt=1, tree="tree", is_certain=True),
-    "head, chain": lambda: head(salt=1, is_certain=True),
-    "head, tree": lambda: head("tree", is_certain=True),
-    "head, dynamic tree": lambda: head("dynamic tree", salt=1, is_certain=True),
-    "suffix, else a head": lambda: FirstOf(SuffixDrafter(2, 2), head("tree", is_certain=True)),
+    "draft model, chain": lambda: draft_model(salt=1, make_picker=raced),
+    "draft model, tree": lambda: draft_model(salt=1, tree="tree", make_picker=raced),
+    "head, chain": lambda: head(salt=1, make_picker=raced),
+    "head, tree": lambda: head("tree", make_picker=raced),
+    "head, dynamic tree": lambda: head("dynamic tree", salt=1, make_picker=raced),
+    "suffix, else a head": lambda: FirstOf(SuffixDrafter(2, 2), head("tree", make_picker=raced)),
 }
 
 
