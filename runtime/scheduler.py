@@ -22,7 +22,7 @@ class Slots(Protocol):
         ...
 
     def is_under_way(self, request: Request, running: Sequence[Request]) -> bool:
-        """True where it pays to wait for what another request is about to compute."""
+        """True where it pays to wait for what one of `running` is about to compute."""
         ...
 
     def move(self, request: Request, destination: int) -> None:
@@ -93,16 +93,18 @@ class Scheduler:
 
     def _admit(self, budget: int) -> None:
         """A request gets its slot when its first tokens can be computed, not before."""
-        backlog = sum(r.num_to_compute for r in self.running if r.is_catching_up)
-        while (first := self._waiting.first()) and backlog < max(budget, 1):
+        while first := self._waiting.first():
             _, request = first
-            if self._slots.is_under_way(request, self.running) or not self._make_room(request):
+            earlier = [r for r in self.running if _key(r) < _key(request)]
+            backlog = sum(r.num_to_compute for r in earlier if r.is_catching_up)
+            if backlog >= max(budget, 1) or self._slots.is_under_way(request, earlier):
+                break
+            if not self._make_room(request):
                 break
             self._waiting.remove(request)
             request.slot = len(self.running)
             self.running.append(request)
             self._slots.fill(request)
-            backlog += request.num_to_compute
 
     def _make_room(self, request: Request) -> bool:
         """True where there is a free slot, if need be that of a request that comes later."""

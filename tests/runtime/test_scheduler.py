@@ -175,6 +175,36 @@ def test_a_slot_is_given_out_when_the_first_tokens_can_be_computed() -> None:
     assert queue.num_waiting == 2
 
 
+def test_an_urgent_request_does_not_wait_for_a_long_prompt_that_runs() -> None:
+    queue = scheduler(max_slots=3, step_tokens=10)
+    queue.add(request_at(0, num_prompt=1000))
+    queue.add(request_at(1, num_prompt=1000))
+    advance(queue.next())
+    urgent = request_at(2, num_prompt=8, priority=1)
+    queue.add(urgent)
+    assert [(turn.request is urgent, turn.num_tokens) for turn in queue.next()] == [
+        (False, 2),
+        (True, 8),
+    ]
+    assert queue.num_waiting == 1
+
+
+def test_nobody_waits_for_what_one_who_comes_later_is_about_to_compute() -> None:
+    class Alike(FakeSlots):
+        def is_under_way(self, request: Request, running: Sequence[Request]) -> bool:
+            return bool(running)
+
+    queue = Scheduler(3, 10, Alike())
+    queue.add(request_at(0, num_prompt=1000))
+    advance(queue.next())
+    urgent, patient = request_at(2, num_prompt=8, priority=1), request_at(3)
+    queue.add(urgent)
+    queue.add(patient)
+    queue.next()
+    assert urgent.slot >= 0
+    assert patient.slot < 0
+
+
 def test_removing_a_request_moves_the_last_row_into_its_slot() -> None:
     slots = FakeSlots()
     queue = Scheduler(3, 64, slots)
