@@ -451,6 +451,51 @@ def test_a_time_limit_is_not_held_on_to_when_its_request_has_ended() -> None:
     assert len(loop._deadlines._heap) < 50
 
 
+@pytest.mark.parametrize("part", ["target.run", "target.compact", "drafter.run", "observe"])
+@pytest.mark.parametrize("name", ["draft model, tree", "suffix, else a head"])
+def test_a_part_that_fails_now_and_then_fails_requests_once_and_changes_no_other(
+    name: str, part: str
+) -> None:
+    drafter = DRAFTERS[name]()
+    loop = storm_loop(drafter, POLICIES["prefix cache"])
+    rng = random.Random(part)
+    model: Any = getattr(drafter, "_fallback", drafter)
+    owner, method = {
+        "target.run": (loop._target, "run"),
+        "target.compact": (loop._target, "compact"),
+        "drafter.run": (model._runner, "run"),
+        "observe": (drafter, "observe"),
+    }[part]
+    works, rate = getattr(owner, method), 0.01 if part == "drafter.run" else 0.04
+
+    def fails(*arguments: Any) -> Any:
+        if rng.random() < rate:
+            raise MemoryError("no room")
+        return works(*arguments)
+
+    setattr(owner, method, fails)
+    ended: list[Request] = []
+    requests = [
+        make_request([i % 4 + 1] * 40, 20, temperature=1.0, seed=i % 5, ignore_eos=True)
+        for i in range(27)
+    ]
+    for i, request in enumerate(requests):
+        request.priority = int(i % 7 == 6)
+        request.deadline_s = 0.0 if i % 9 == 8 else None
+        loop.submit(request)
+    while loop.has_work:
+        ended += [new.request for new in loop.step() if new.request.finish_reason]
+        loop.check_integrity()
+    check_forgotten(loop)
+    assert len(ended) == len(set(ended)) == len(requests)
+    found = {reason: [r for r in ended if r.finish_reason is reason] for reason in FinishReason}
+    assert len(found[FinishReason.TIMEOUT]) == 3
+    assert {r.error for r in found[FinishReason.ERROR]} == {"MemoryError: no room"}
+    assert len(found[FinishReason.LENGTH]) > 3
+    for request in found[FinishReason.LENGTH]:
+        assert request.output_ids == alone(name, request)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_soak_in_mixed_options_loses_and_doubles_nothing(seed: int) -> None:
     """Failing steps fail their own requests, and the loop goes on."""
