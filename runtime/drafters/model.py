@@ -170,10 +170,14 @@ class ModelDrafter:
         return self._runner.read_cache(request.slot, max(start - self._shift, 0), last)
 
     def restore(self, request: Request, pieces: Sequence[Piece], limit: int) -> int:
-        """Put rows back; a head's target must go on from its last row, for the hidden states."""
+        """Put rows back, but the last one of the text: drafts grow from what it gives.
+
+        A head's target must go on from its last row, for the hidden states.
+        """
         state = self._state(request)
+        last = min(limit + self._shift, len(request.token_ids) - 1)
         for piece in pieces:
-            size = min(piece.stop, limit + self._shift) - self._shift - state.num_computed
+            size = min(piece.stop, last) - self._shift - state.num_computed
             if piece.entries.drafter is None or size < 0:
                 break
             entries = piece.entries.drafter[..., :size, :]

@@ -19,6 +19,7 @@ from specexport.runtime.drafters.base import Drafter, NoDrafter
 from specexport.runtime.drafters.first_of import FirstOf
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.lengths import ANY_WIDTH, DraftSize, FixedLength, RowState
+from specexport.runtime.logprobs import TokenLogprobs
 from specexport.runtime.loop import Policy, SpeculativeLoop
 from specexport.runtime.picking import raced
 from specexport.runtime.request import FinishReason, Request
@@ -254,6 +255,76 @@ def test_sampled_drafts_give_the_same_output_after_a_preemption(name: str) -> No
         assert request.output_ids == alone(name, request)
 
 
+def interrupt(loop: SpeculativeLoop) -> None:
+    """An urgent request takes the last one's slot and ends."""
+    urgent = make_request([7], 1)
+    urgent.priority = 9
+    loop.submit(urgent)
+    while urgent.finish_reason is None:
+        loop.step()
+
+
+@pytest.mark.parametrize("policy", ["no prefix cache", "prefix cache"])
+@pytest.mark.parametrize("name", ["none", "head, tree", "draft model, tree"])
+def test_where_and_how_often_a_request_loses_its_slot_changes_nothing(
+    name: str, policy: str
+) -> None:
+    """In the prompt, which is scored once, and in the output; later while it catches up."""
+    profile = Profile(max_slots=1, max_length=200, max_query=16)
+
+    def found(num_steps: int | None) -> tuple[list[int], list[TokenLogprobs]]:
+        engine = HashEngine(profile=profile, has_taps=True)
+        loop = SpeculativeLoop(engine, DRAFTERS[name](), 3, [], POLICIES[policy])
+        request = make_request(prompt, 20, temperature=1.0, seed=1, prompt_logprobs=True)
+        loop.submit(request)
+        for times in range(0 if num_steps is None else 3):
+            for _ in range(2 if times else num_steps or 0):
+                loop.step()
+            interrupt(loop)
+        while loop.has_work:
+            loop.step()
+        loop.check_integrity()
+        return request.output_ids, request.prompt_logprobs
+
+    prompt = [i % 7 + 1 for i in range(50)]
+    expected = found(None)
+    assert len(expected[1]) == len(prompt) - 1
+    for num_steps in range(1, 14):
+        assert found(num_steps) == expected
+
+
+def test_a_request_that_loses_its_slot_twice_catches_up_to_where_it_was_first() -> None:
+    request = make_request([1] * 50, 5)
+    for num_computed in (40, 10):
+        request.num_computed = num_computed
+        request.give_up_slot()
+    assert request.num_computed_before == 40
+
+
+@pytest.mark.parametrize("name", ["none", "head, tree", "draft model, tree"])
+def test_what_a_request_leaves_in_its_slot_is_kept_to_the_last_token_that_is_right(
+    name: str,
+) -> None:
+    """Another text that begins with the whole of the interrupted one finds nothing stale."""
+    for num_steps in range(2, 8):
+        profile = Profile(max_slots=1, max_length=200, max_query=40)
+        engine = HashEngine(profile=profile, has_taps=True)
+        loop = SpeculativeLoop(engine, DRAFTERS[name](), 3, [], POLICIES["prefix cache"])
+        first = make_request([i % 7 + 1 for i in range(40)], 60, ignore_eos=True)
+        loop.submit(first)
+        for _ in range(num_steps):
+            loop.step()
+        second = make_request([*first.token_ids, 5, 6], 5, temperature=1.0, ignore_eos=True)
+        second.priority = 9
+        loop.submit(second)
+        while loop.has_work:
+            loop.step()
+        assert loop.stats().num_preemptions == 1
+        assert first.error is second.error is None
+        assert second.output_ids == alone(name, second)
+        assert first.output_ids == alone(name, first)
+
+
 @pytest.mark.parametrize("name", sorted(DRAFTERS))
 def test_a_prompt_that_was_computed_before_is_not_computed_again(name: str) -> None:
     loop = storm_loop(DRAFTERS[name](), POLICIES["prefix cache"])
@@ -379,6 +450,51 @@ def test_a_time_limit_is_not_held_on_to_when_its_request_has_ended() -> None:
         request.deadline_s = math.inf
         run(loop, [request])
     assert len(loop._deadlines._heap) < 50
+
+
+@pytest.mark.parametrize("part", ["target.run", "target.compact", "drafter.run", "observe"])
+@pytest.mark.parametrize("name", ["draft model, tree", "suffix, else a head"])
+def test_a_part_that_fails_now_and_then_fails_requests_once_and_changes_no_other(
+    name: str, part: str
+) -> None:
+    drafter = DRAFTERS[name]()
+    loop = storm_loop(drafter, POLICIES["prefix cache"])
+    rng = random.Random(part)
+    model: Any = getattr(drafter, "_fallback", drafter)
+    owner, method = {
+        "target.run": (loop._target, "run"),
+        "target.compact": (loop._target, "compact"),
+        "drafter.run": (model._runner, "run"),
+        "observe": (drafter, "observe"),
+    }[part]
+    works, rate = getattr(owner, method), 0.01 if part == "drafter.run" else 0.04
+
+    def fails(*arguments: Any) -> Any:
+        if rng.random() < rate:
+            raise MemoryError("no room")
+        return works(*arguments)
+
+    setattr(owner, method, fails)
+    ended: list[Request] = []
+    requests = [
+        make_request([i % 4 + 1] * 40, 20, temperature=1.0, seed=i % 5, ignore_eos=True)
+        for i in range(27)
+    ]
+    for i, request in enumerate(requests):
+        request.priority = int(i % 7 == 6)
+        request.deadline_s = 0.0 if i % 9 == 8 else None
+        loop.submit(request)
+    while loop.has_work:
+        ended += [new.request for new in loop.step() if new.request.finish_reason]
+        loop.check_integrity()
+    check_forgotten(loop)
+    assert len(ended) == len(set(ended)) == len(requests)
+    found = {reason: [r for r in ended if r.finish_reason is reason] for reason in FinishReason}
+    assert len(found[FinishReason.TIMEOUT]) == 3
+    assert {r.error for r in found[FinishReason.ERROR]} == {"MemoryError: no room"}
+    assert len(found[FinishReason.LENGTH]) > 3
+    for request in found[FinishReason.LENGTH]:
+        assert request.output_ids == alone(name, request)
 
 
 @pytest.mark.parametrize("seed", range(3))
