@@ -302,6 +302,17 @@ def test_where_and_how_often_a_request_loses_its_slot_changes_nothing(
         assert found(num_steps) == expected
 
 
+def test_a_lookup_that_steps_in_leaves_the_draft_models_cache_right() -> None:
+    drafter = FirstOf(SuffixDrafter(3, 2), draft_model(salt=1))
+    loop = storm_loop(drafter, POLICIES["no prefix cache"])
+    for seed in range(12):
+        prompt = [seed % 3 + 1, 2, 3, 4] * 3
+        loop.submit(make_request(prompt, 60, temperature=0.6, seed=seed, top_k=2, ignore_eos=True))
+    while loop.has_work:
+        loop.step()
+        check_caches(loop)
+
+
 def test_a_request_that_loses_its_slot_twice_catches_up_to_where_it_was_first() -> None:
     request = make_request([1] * 50, 5)
     for num_computed in (40, 10):
