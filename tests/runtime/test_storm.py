@@ -17,6 +17,7 @@ from specexport.engines.step import Profile, StepInput
 from specexport.runtime.commit import NewTokens
 from specexport.runtime.drafters.base import Drafter, NoDrafter
 from specexport.runtime.drafters.first_of import FirstOf
+from specexport.runtime.drafters.model import ModelDrafter
 from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.lengths import ANY_WIDTH, DraftSize, FixedLength, RowState
 from specexport.runtime.logprobs import TokenLogprobs
@@ -219,12 +220,21 @@ _OF_REQUESTS = ("_states", "_texts", "_indexes", "_last")  # of drafters, by a r
 
 
 def check_caches(loop: SpeculativeLoop) -> None:
-    """Every slot holds the tokens that count as computed."""
+    """Every slot holds the tokens that count as computed, in the drafter's cache too."""
     target = loop._target
     assert isinstance(target, HashEngine)
     for request in loop._scheduler.running:
         row = target.cache[request.slot, : request.num_computed]
         assert row.tolist() == request.token_ids[: request.num_computed]
+    model = getattr(loop._drafter, "_fallback", loop._drafter)
+    if not isinstance(model, ModelDrafter):
+        return
+    assert isinstance(model._runner, HashEngine)
+    for request in loop._scheduler.running:
+        if state := model._states.get(request.id):
+            row = model._runner.cache[request.slot, : state.num_computed]
+            text = request.token_ids[model._shift :]
+            assert row.tolist() == text[: state.num_computed]
 
 
 Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
@@ -291,6 +301,17 @@ def test_where_and_how_often_a_request_loses_its_slot_changes_nothing(
     assert len(expected[1]) == len(prompt) - 1
     for num_steps in range(1, 14):
         assert found(num_steps) == expected
+
+
+def test_a_lookup_that_steps_in_leaves_the_draft_models_cache_right() -> None:
+    drafter = FirstOf(SuffixDrafter(3, 2), draft_model(salt=1))
+    loop = storm_loop(drafter, POLICIES["no prefix cache"])
+    for seed in range(12):
+        prompt = [seed % 3 + 1, 2, 3, 4] * 3
+        loop.submit(make_request(prompt, 60, temperature=0.6, seed=seed, top_k=2, ignore_eos=True))
+    while loop.has_work:
+        loop.step()
+        check_caches(loop)
 
 
 def test_a_request_that_loses_its_slot_twice_catches_up_to_where_it_was_first() -> None:
@@ -487,6 +508,7 @@ def test_a_part_that_fails_now_and_then_fails_requests_once_and_changes_no_other
     while loop.has_work:
         ended += [new.request for new in loop.step() if new.request.finish_reason]
         loop.check_integrity()
+        check_caches(loop)
     check_forgotten(loop)
     assert len(ended) == len(set(ended)) == len(requests)
     found = {reason: [r for r in ended if r.finish_reason is reason] for reason in FinishReason}
@@ -518,6 +540,7 @@ def test_a_soak_in_mixed_options_loses_and_doubles_nothing(seed: int) -> None:
             cancelled = rng.choice(open_requests)
             loop.cancel(cancelled)
         loop.step()
+        check_caches(loop)
         done = [r for r in open_requests if r.finish_reason is not None]
         finished += done
         open_requests = [r for r in open_requests if r.finish_reason is None]
