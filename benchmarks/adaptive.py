@@ -54,8 +54,9 @@ def variants(method: MethodName | None, ks: list[int], slots: int) -> list[Varia
     """Plain, each fixed K, adaptive."""
 
     def options(**values: object) -> EngineOptions:
-        sizes = {"max_slots": slots, "max_length": 1024, "verify_files": False}
-        return EngineOptions(**sizes, **values)  # type: ignore[arg-type]
+        # All prompts of a round must stay known, with their drafter entries.
+        sizes = {"max_slots": slots, "max_length": 1024, "prefix_cache_mb": 8192}
+        return EngineOptions(verify_files=False, **sizes, **values)  # type: ignore[arg-type]
 
     fixed = [Variant(f"K={k}", options(method=method, num_speculative_tokens=k)) for k in ks]
     adaptive = Variant("adaptive", options(method=method, adaptive=True))
