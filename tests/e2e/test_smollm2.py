@@ -128,7 +128,9 @@ def test_sampled_outputs_follow_pytorchs_distribution(
     method: Any, bundle: Path, reference: Reference
 ) -> None:
     """χ² with fixed seeds; a right sampler would fail one in 10,000 other choices of them."""
-    options = EngineOptions(max_slots=16, method=method, max_length=64, verify_files=False)
+    options = EngineOptions(
+        method=method, adaptive=False, max_slots=16, max_length=64, verify_files=False
+    )
     with Engine(bundle, options) as engine:
         prompt = engine.tokenizer.encode("one two three, one two three, one two")
         report = compare_distribution(reference, engine, prompt, 500)
@@ -198,7 +200,8 @@ def test_greedy_with_options_and_speculation_equals_plain_on_real_prompts(bundle
 
 def test_logprobs_through_speculation_equal_pytorchs(bundle: Path, reference: Reference) -> None:
     params = SamplingParams(max_tokens=24, logprobs=True, prompt_logprobs=True)
-    with Engine(bundle, EngineOptions(method="draft", verify_files=False)) as engine:
+    options = EngineOptions(method="draft", adaptive=False, verify_files=False)
+    with Engine(bundle, options) as engine:
         prompt = engine.tokenizer.encode(real_prompts()[3])
         result = engine.submit(prompt, params).result()
         assert result.stats.acceptance.rate > 0.3

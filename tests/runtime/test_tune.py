@@ -18,7 +18,8 @@ from specexport.runtime.tuning import TUNING_NAME, describe_machine, read_costs
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    untuned = shutil.ignore_patterns(TUNING_NAME)
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle", ignore=untuned))
 
 
 def outputs(bundle: Path, **options: Any) -> list[tuple[int, ...]]:
