@@ -94,6 +94,7 @@ def main(
             EngineOptions(
                 max_slots=1,
                 method=method,
+                adaptive=False,
                 num_speculative_tokens=None if method else num_speculative_tokens,
             ),
         )

@@ -151,7 +151,7 @@ def main(bundle: Path, rounds: int) -> None:
         table.add_column(heading)
     methods: tuple[MethodName, ...] = ("none", "ngram")
     for method in methods:
-        with Engine(bundle, EngineOptions(max_slots=1, method=method)) as engine:
+        with Engine(bundle, EngineOptions(max_slots=1, method=method, adaptive=False)) as engine:
             for one_line in (False, True):
                 for is_forcing in (False, True):
                     runs = [

@@ -96,5 +96,5 @@ def choose_profile(plan: PlanSpec, sizes: Mapping[str, int]) -> int:
     raise ConfigError(
         f"{plan.path} takes no step with {came}. Its profiles are: "
         f"{'; '.join(map(str, plan.profiles))}. Build it with a larger --max-slots or "
-        "--prefill-chunk, or load the bundle with less."
+        "--step-tokens, or load the bundle with less."
     )

@@ -8,21 +8,17 @@ from pathlib import Path
 from specexport.errors import CheckpointError, ConfigError
 from specexport.export.checkpoint import Checkpoint
 from specexport.export.heads.plans import plan_head
-from specexport.export.manifest import (
+from specexport.export.manifest import FileEntry, Manifest, Provenance, WeightType, hash_file
+from specexport.export.methods import (
     Acceptance,
     DraftMethod,
-    FileEntry,
     HeadMethod,
     LookupMethod,
     LosslessAcceptance,
-    Manifest,
     MedusaMethod,
     Method,
     NgramMethod,
-    Provenance,
     StaticTreeSpec,
-    WeightType,
-    hash_file,
 )
 from specexport.export.output import check_output, check_space, whole_or_nothing
 from specexport.export.parts import HeadPart, ModelPart, ModelSource, Progress, Sizes

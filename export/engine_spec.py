@@ -3,17 +3,15 @@
 from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from specexport.export.methods import Frozen
 
 Backend = Literal["tensorrt-rtx", "tensorrt"]
 FloatType = Literal["fp32", "fp16", "bf16"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class SizeRange(_Frozen):
+class SizeRange(Frozen):
     """The sizes of one dimension that a plan takes, and the one it is fastest at."""
 
     min: int
@@ -33,7 +31,7 @@ class SizeRange(_Frozen):
         return f"{self.min} to {self.max}" if self.min < self.max else str(self.min)
 
 
-class ShapeProfile(_Frozen):
+class ShapeProfile(Frozen):
     """One optimisation profile: the sizes of all dynamic dimensions."""
 
     name: str
@@ -53,7 +51,7 @@ class ShapeProfile(_Frozen):
         return f"{self.name}: {', '.join(sizes)}"
 
 
-class PlanSpec(_Frozen):
+class PlanSpec(Frozen):
     """The plan of one graph, and how its build went."""
 
     path: str = Field(description="plan file, relative to the bundle")
@@ -73,7 +71,7 @@ class PlanSpec(_Frozen):
     """Main memory of the process that built it, at the most so far; 0: not known."""
 
 
-class EngineSpec(_Frozen):
+class EngineSpec(Frozen):
     """The plans of a bundle's graphs for one library and some GPUs."""
 
     backend: Backend

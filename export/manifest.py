@@ -7,11 +7,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from specexport.errors import BundleError
 from specexport.export.engine_spec import EngineSpec
 from specexport.export.manifest_check import check_graph, check_head, check_manifest
+from specexport.export.methods import (
+    Acceptance,
+    Frozen,
+    LookupMethod,
+    LosslessAcceptance,
+    Method,
+)
 
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -28,14 +35,9 @@ embedding), or after the final norm."""
 
 
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
-DraftLength = Annotated[int, Field(ge=1, le=256)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class TensorSpec(_Frozen):
+class TensorSpec(Frozen):
     """One graph input or output; a named dimension is dynamic."""
 
     name: str
@@ -57,7 +59,7 @@ def _named_types(
     return ", ".join([body, *named])
 
 
-class GraphSpec(_Frozen):
+class GraphSpec(Frozen):
     """One exported decoder graph: what an engine must know to run it."""
 
     path: str = Field(description="ONNX file, relative to the bundle")
@@ -117,7 +119,7 @@ class GraphSpec(_Frozen):
         return self
 
 
-class FunctionSpec(_Frozen):
+class FunctionSpec(Frozen):
     """One exported graph without a cache: arrays in, arrays out."""
 
     path: str = Field(description="ONNX file, relative to the bundle")
@@ -144,7 +146,7 @@ class FunctionSpec(_Frozen):
         return _named_types(self.weight_type, self.lm_head_type)
 
 
-class HeadSpec(_Frozen):
+class HeadSpec(Frozen):
     """A drafting head: its graphs and what became of its checkpoint."""
 
     layout: str
@@ -189,128 +191,14 @@ class HeadSpec(_Frozen):
         return self
 
 
-class NgramMethod(_Frozen):
-    """Draft the continuation of the latest earlier occurrence of the last n tokens."""
-
-    kind: Literal["ngram"] = "ngram"
-    num_speculative_tokens: DraftLength = 6
-    max_ngram: int = Field(default=4, ge=1, le=32)
-    min_ngram: int = Field(default=2, ge=1, le=32)
-
-
-class SuffixMethod(_Frozen):
-    """Draft the continuation of the longest suffix that occurred earlier, the longer the more."""
-
-    kind: Literal["suffix"] = "suffix"
-    num_speculative_tokens: DraftLength = 8
-    min_match: int = Field(default=1, ge=1, le=1024, description="shortest match that counts")
-    factor: int = Field(
-        default=2, ge=1, le=256, description="draft tokens for each token of the match"
-    )
-    store_tokens: int = Field(
-        default=0,
-        ge=0,
-        le=100_000_000,
-        description="tokens kept of earlier requests' outputs, matched too",
-    )
-
-
-class StaticTreeSpec(_Frozen):
-    """Drafts are trees of one shape."""
-
-    kind: Literal["static"] = "static"
-    choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
-    """Each node's path from the text: the rank of every token on it, 0 the likeliest."""
-
-
-class DynamicTreeSpec(_Frozen):
-    """Drafts are trees of the paths that the drafter finds likeliest (EAGLE-2)."""
-
-    kind: Literal["dynamic"] = "dynamic"
-    depth: int = Field(default=5, ge=1, le=64, description="levels of drafted tokens")
-    top_k: int = Field(default=4, ge=1, le=64, description="paths followed, and children of each")
-    num_nodes: int = Field(default=12, ge=1, le=1024, description="nodes verified")
-
-
-TreeSpec = Annotated[StaticTreeSpec | DynamicTreeSpec, Field(discriminator="kind")]
-
-
-class DraftMethod(_Frozen):
-    """Draft with a smaller model that shares the target's tokenizer."""
-
-    kind: Literal["draft"] = "draft"
-    num_speculative_tokens: DraftLength = 4
-    tree: TreeSpec | None = None
-    """None: a chain."""
-
-
-class HeadMethod(_Frozen):
-    """Draft with a head that reads the target's hidden states: EAGLE-1/2, EAGLE-3 or MTP."""
-
-    kind: Literal["eagle", "eagle3", "mtp"]
-    num_speculative_tokens: DraftLength = 4
-    tree: TreeSpec | None = None
-    """None: a chain."""
-
-
-class MedusaMethod(_Frozen):
-    """Draft with Medusa's heads, one for each of the next positions."""
-
-    kind: Literal["medusa"] = "medusa"
-    num_speculative_tokens: DraftLength = 4
-    tree: StaticTreeSpec | None = None
-    """None: a chain."""
-
-
-class NoMethod(_Frozen):
-    """Plain decoding."""
-
-    kind: Literal["none"] = "none"
-    num_speculative_tokens: Literal[0] = 0
-
-
-LookupMethod = Annotated[NgramMethod | SuffixMethod, Field(discriminator="kind")]
-Method = Annotated[
-    NgramMethod | SuffixMethod | DraftMethod | HeadMethod | MedusaMethod | NoMethod,
-    Field(discriminator="kind"),
-]
-
-
-class LosslessAcceptance(_Frozen):
-    """Rejection sampling: the output has exactly the target's distribution."""
-
-    kind: Literal["lossless"] = "lossless"
-
-
-class TypicalAcceptance(_Frozen):
-    """LOSSY. Medusa's: keep a token above `min(epsilon, delta * exp(-entropy))`."""
-
-    kind: Literal["typical"] = "typical"
-    epsilon: float = Field(default=0.09, gt=0, le=1)
-    delta: float = Field(default=0.3, gt=0)
-
-
-class TopAcceptance(_Frozen):
-    """LOSSY. Relaxed: keep one of the target's `n` likeliest, at most `delta` below the first."""
-
-    kind: Literal["top"] = "top"
-    n: int = Field(default=3, ge=1, le=1024)
-    delta: float = Field(default=0.6, ge=0, le=1)
-
-
-Acceptance = Annotated[
-    LosslessAcceptance | TypicalAcceptance | TopAcceptance, Field(discriminator="kind")
-]
-
-
-class FileEntry(_Frozen):
+class FileEntry(Frozen):
     """Size and SHA-256 of one file of the bundle."""
 
     size_bytes: int
     sha256: str
 
 
-class Provenance(_Frozen):
+class Provenance(Frozen):
     """Where a bundle comes from."""
 
     checkpoint: str
@@ -322,7 +210,7 @@ class Provenance(_Frozen):
     versions: dict[str, str]
 
 
-class Manifest(_Frozen):
+class Manifest(Frozen):
     """The whole of `manifest.json`."""
 
     schema_version: int = SCHEMA_VERSION

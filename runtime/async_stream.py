@@ -1,19 +1,16 @@
 """What an asyncio task reads of its requests: one output, or several."""
 
 from asyncio import AbstractEventLoop, Event
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Self
 
 from specexport.runtime.commit import NewTokens
 from specexport.runtime.output import Chunk, Completion, Output, check_streamable, kept
 from specexport.runtime.params import SamplingParams
-from specexport.runtime.request import Request
-from specexport.runtime.stats import RequestStats
-from specexport.runtime.stream import Cancel
+from specexport.runtime.reading import Cancel, Reading, ReadingGroup
 
 
-class AsyncStream:
+class AsyncStream(Reading):
     """The output of one request, chunk by chunk. Leaving it as a context cancels what is left.
 
     Used on the event loop that it was submitted on; a chunk goes to one reader.
@@ -23,10 +20,8 @@ class AsyncStream:
         self, output: Output, cancel: Cancel, arrived: Event, event_loop: AbstractEventLoop
     ) -> None:
         """Made by `AsyncEngine.submit`; `arrived` is set when something comes."""
-        self._output, self._cancel = output, cancel
+        super().__init__(output, cancel)
         self._arrived, self._event_loop = arrived, event_loop
-        self._chunks: deque[Chunk] = deque()
-        self._is_finished = False
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Chunks as they come; raises `EngineError` where the request failed."""
@@ -36,30 +31,6 @@ class AsyncStream:
                 break
             yield self._chunks.popleft()
         self._output.check()
-
-    @property
-    def request(self) -> Request:
-        """What the engine works on; read what came of it from the stream."""
-        return self._output.request
-
-    @property
-    def stats(self) -> RequestStats:
-        """Times and acceptance of this request, as of its last chunk."""
-        return self._output.stats
-
-    @property
-    def is_finished(self) -> bool:
-        """True when everything has come, whether it was read or not."""
-        return self._is_finished
-
-    @property
-    def has_chunks(self) -> bool:
-        """True when chunks have come that were not read."""
-        return bool(self._chunks)
-
-    def cancel(self) -> None:
-        """End the request, after the step that runs; what it has can still be read."""
-        self._cancel(self.request)
 
     def take(self) -> list[Chunk]:
         """The chunks that have come and were not read yet; waits for none."""
@@ -90,20 +61,19 @@ class AsyncStream:
         self.cancel()
 
     def _receive(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
-        self._is_finished = chunk.finish_reason is not None
+        self._add(chunk)
         self._arrived.set()
 
 
-class AsyncStreamGroup:
+class AsyncStreamGroup(ReadingGroup[AsyncStream]):
     """The outputs of one request that asked for several; like an `AsyncStream` in all else."""
 
     def __init__(
         self, streams: Sequence[AsyncStream], params: SamplingParams, arrived: Event
     ) -> None:
         """Made by `AsyncEngine.submit_many`; `arrived` is what the streams set."""
-        self._params, self._arrived = params, arrived
-        self.streams = tuple(streams)
+        super().__init__(streams, params)
+        self._arrived = arrived
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
         """Chunks as they come, each with the number of its output.
@@ -116,16 +86,6 @@ class AsyncStreamGroup:
             for chunk in chunks:
                 yield chunk
         await self.results()
-
-    @property
-    def is_finished(self) -> bool:
-        """True when everything has come, whether it was read or not."""
-        return all(stream.is_finished for stream in self.streams)
-
-    def cancel(self) -> None:
-        """End all of them, after the step that runs; what they have can still be read."""
-        for stream in self.streams:
-            stream.cancel()
 
     async def results(self) -> list[Completion]:
         """Wait for all; the outputs in their order, or the best ones, best first.
@@ -144,7 +104,7 @@ class AsyncStreamGroup:
         """What has come, at least one chunk; nothing after the last."""
         await _wait(
             self._arrived,
-            lambda: self.is_finished or any(stream.has_chunks for stream in self.streams),
+            lambda: self.is_finished or self.has_chunks,
         )
         return [(i, chunk) for i, stream in enumerate(self.streams) for chunk in stream.take()]
 

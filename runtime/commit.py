@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specexport.engines.step import StepRunner
 from specexport.errors import SpecExportError
-from specexport.export.manifest import Acceptance, LosslessAcceptance
+from specexport.export.methods import Acceptance, LosslessAcceptance
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, Progress

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specexport.errors import ConfigError
-from specexport.export.manifest import (
+from specexport.export.manifest import Manifest
+from specexport.export.methods import (
     DraftMethod,
     DynamicTreeSpec,
     HeadMethod,
     LookupMethod,
-    Manifest,
     MedusaMethod,
     Method,
     NgramMethod,

@@ -7,12 +7,10 @@ from pathlib import Path
 from specexport.engines.ort import OrtFunction, OrtRunner, usable_cpus
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
-from specexport.export.manifest import (
+from specexport.export.manifest import GraphSpec, HeadSpec, Manifest
+from specexport.export.methods import (
     DraftMethod,
-    GraphSpec,
-    HeadSpec,
     LosslessAcceptance,
-    Manifest,
     MedusaMethod,
     Method,
     NgramMethod,
@@ -30,7 +28,7 @@ from specexport.runtime.drafters.suffix import SuffixDrafter
 from specexport.runtime.drafting import Drafting, choose_drafting
 from specexport.runtime.growth import Grower, StaticTree
 from specexport.runtime.loop import Policy, SpeculativeLoop
-from specexport.runtime.measuring import measure_costs, measure_function
+from specexport.runtime.measuring import is_typical, measure_costs, measure_function
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.picking import drawn, raced
 from specexport.runtime.token_map import TokenMap
@@ -52,7 +50,9 @@ def load_loop(
         max_nodes=max_nodes,
     )
     target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
-    is_adaptive = options.is_adaptive and drafting.depth > 0
+    acceptance = options.acceptance or manifest.acceptance
+    is_lossless = isinstance(acceptance, LosslessAcceptance)
+    is_adaptive = drafting.depth > 0 and (options.adaptive or (options.is_adaptive and is_lossless))
     loader = _Loader(bundle, manifest, profile, drafting, is_adaptive=is_adaptive)
     try:
         drafter = loader.drafter()
@@ -60,7 +60,6 @@ def load_loop(
     except BaseException:
         target.close()
         raise
-    acceptance = options.acceptance or manifest.acceptance
     policy = Policy(
         max_nodes=max_nodes,
         acceptance=acceptance if drafting.depth else LosslessAcceptance(),
@@ -106,7 +105,9 @@ class _Loader:
     def lengths(self, target: OrtRunner) -> AdaptiveLength:
         """Draft lengths by what the graphs' steps cost."""
         own = {target.spec.path: partial(measure_costs, target)}
-        costs = costs_of(self._bundle, own | self._measures, self._threads or usable_cpus())
+        num_threads = self._threads or usable_cpus()
+        measures = own | self._measures
+        costs = costs_of(self._bundle, measures, num_threads, is_kept=is_typical(target))
         drafter = next((costs[path] for path in self._measures), None)
         return AdaptiveLength(costs[target.spec.path], drafter, _shapes(self._drafting))
 
@@ -148,9 +149,8 @@ class _Loader:
         grower = self._drafting.grower
         assert head.medusa is not None
         assert isinstance(grower, StaticTree)
-        num_heads, width = head.medusa.outputs[0].shape[1], head.medusa.inputs[0].shape[-1]
+        num_heads, width = head.medusa.outputs[0].shape[1], head.medusa.inputs[0].width
         assert isinstance(num_heads, int)
-        assert isinstance(width, int)
         if grower.depth > num_heads:
             raise ConfigError(
                 f"Drafts of {grower.depth} tokens were asked for, but there are {num_heads} "

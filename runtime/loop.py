@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from specexport.engines.step import StepOutput, StepRunner
-from specexport.export.manifest import Acceptance, LosslessAcceptance
+from specexport.export.methods import Acceptance, LosslessAcceptance
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.commit import Committer, NewTokens, failed, reason_to_end
 from specexport.runtime.drafters.base import Drafter
@@ -50,13 +50,14 @@ class SpeculativeLoop:
         self._lengths = policy.lengths or FixedLength(num_speculative_tokens)
         self._acceptance = policy.acceptance
         self._target, self._drafter = target, drafter
-        self._max_nodes = max(num_speculative_tokens, policy.max_nodes)
+        max_nodes = max(num_speculative_tokens, policy.max_nodes)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._slots = CacheSlots(target, drafter, PrefixCache(policy.max_prefix_bytes))
         # There is always room for a whole draft beside a text, so that where drafts begin, and
         # with it a seeded output, does not depend on the batch.
-        step_tokens = max(target.profile.max_query - self._max_nodes, 1)
+        step_tokens = max(target.profile.max_query - max_nodes, 1)
         self._scheduler = Scheduler(target.profile.max_slots, step_tokens, self._slots)
+        self._num_drafted = 0  # tokens of the last step's drafts
         self._deadlines = RequestQueue()
         self._counters = LoopCounters()
         self._proposer = Proposer(drafter, self._lengths, num_speculative_tokens)
@@ -94,7 +95,7 @@ class SpeculativeLoop:
         """
         started = time.perf_counter()
         results = self._expire(started)
-        turns = self._scheduler.next(self._max_nodes)
+        turns = self._scheduler.next(self._num_drafted)
         for turn in turns:
             turn.request.stats.started_s = turn.request.stats.started_s or started
         try:
@@ -102,6 +103,7 @@ class SpeculativeLoop:
         except Exception as error:  # whatever it is, the engine must go on
             results += failed(turns, error)
             turns = []
+        self._num_drafted = sum(len(turn.draft) for turn in turns)
         for group in share_calls([turn.width for turn in turns]):
             results += self._run_together([turns[i] for i in group])
         for result in results:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from specexport.export.manifest import TopAcceptance, TypicalAcceptance
+from specexport.export.methods import TopAcceptance, TypicalAcceptance
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.processing import LogitsProcessor

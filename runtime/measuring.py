@@ -49,6 +49,13 @@ def measure_costs(runner: StepRunner) -> StepCosts:
     )
 
 
+def is_typical(runner: StepRunner) -> bool:
+    """False where it was loaded so small that what is measured would not do for others."""
+    profile, most = runner.profile, runner.spec.max_length
+    is_long = profile.max_length >= min(_SHORT + _LONG, most)
+    return is_long and profile.max_query >= min(_TOKENS[-1], most)
+
+
 def measure_function(function: FunctionRunner, width: int) -> StepCosts:
     """Time a graph without a cache by its rows [B, width]; a row counts as a query token."""
     rows = {size: np.zeros((size, width), dtype=np.float32) for size in (1, 4, 16)}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from specexport.errors import ConfigError
-from specexport.export.manifest import (
+from specexport.export.methods import (
     DynamicTreeSpec,
     LosslessAcceptance,
     StaticTreeSpec,
@@ -49,7 +49,7 @@ class EngineOptions:
     None: yes, unless K, a tree or a lossy acceptance rule is asked for.
     """
     step_tokens: int = 256
-    """Tokens computed in one step, drafts aside: prompts take what decoding leaves of them."""
+    """Tokens computed in one step: prompts take what decoding and its drafts leave of them."""
     prefix_cache_mb: int = 512
     """Memory for cache entries of earlier texts, for prompts that begin alike; 0 keeps none."""
     num_threads: int = 0

@@ -59,14 +59,13 @@ class Scheduler:
         """Queue a request."""
         self._waiting.push(_key(request)[0], request)
 
-    def next(self, num_nodes: int = 0) -> list[Turn]:
+    def next(self, num_drafted: int = 0) -> list[Turn]:
         """Give out free slots; the turns of this step, by slot.
 
-        `num_nodes`: how many drafted tokens a request that is decoding may bring with it.
+        `num_drafted`: drafted tokens that the step will have besides, about.
         """
-        budget = self._step_tokens - sum(
-            r.num_to_compute + num_nodes for r in self.running if not r.is_catching_up
-        )
+        decoding = sum(r.num_to_compute for r in self.running if not r.is_catching_up)
+        budget = self._step_tokens - decoding - num_drafted
         self._admit(budget)
         return self._share(budget)
 
@@ -125,11 +124,10 @@ class Scheduler:
         left = max(budget, min(_LEAST_CHUNK, self._step_tokens))
         turns = []
         for request in sorted(self.running, key=_key):
-            size = request.num_to_compute
+            size = min(request.num_to_compute, self._most_tokens(request))
             if request.is_catching_up:
                 size = min(size, left)
                 left -= size
-            size = min(size, self._most_tokens(request))
             if size:
                 turns.append(Turn(request, size))
         return sorted(turns, key=lambda turn: turn.request.slot)

@@ -1,6 +1,5 @@
 """What a thread reads of its requests: one output, or several."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from threading import Condition
 from typing import Self
@@ -8,13 +7,10 @@ from typing import Self
 from specexport.runtime.commit import NewTokens
 from specexport.runtime.output import Chunk, Completion, Output, check_streamable, kept
 from specexport.runtime.params import SamplingParams
-from specexport.runtime.request import Request
-from specexport.runtime.stats import RequestStats
-
-Cancel = Callable[[Request], None]
+from specexport.runtime.reading import Cancel, Reading, ReadingGroup
 
 
-class Stream:
+class Stream(Reading):
     """The output of one request, chunk by chunk. Leaving it as a context cancels what is left.
 
     Its methods may be called from any thread; a chunk goes to one reader.
@@ -22,39 +18,14 @@ class Stream:
 
     def __init__(self, output: Output, cancel: Cancel, arrived: Condition) -> None:
         """Made by `Engine.submit`; `arrived` is notified when something comes."""
-        self._output, self._cancel, self._arrived = output, cancel, arrived
-        self._chunks: deque[Chunk] = deque()
-        self._is_finished = False
+        super().__init__(output, cancel)
+        self._arrived = arrived
 
     def __iter__(self) -> Iterator[Chunk]:
         """Chunks as they come; raises `EngineError` where the request failed."""
         while (chunk := self._next()) is not None:
             yield chunk
         self._output.check()
-
-    @property
-    def request(self) -> Request:
-        """What the engine works on; read what came of it from the stream."""
-        return self._output.request
-
-    @property
-    def stats(self) -> RequestStats:
-        """Times and acceptance of this request, as of its last chunk."""
-        return self._output.stats
-
-    @property
-    def is_finished(self) -> bool:
-        """True when everything has come, whether it was read or not."""
-        return self._is_finished
-
-    @property
-    def has_chunks(self) -> bool:
-        """True when chunks have come that were not read."""
-        return bool(self._chunks)
-
-    def cancel(self) -> None:
-        """End the request, after the step that runs; what it has can still be read."""
-        self._cancel(self.request)
 
     def take(self) -> list[Chunk]:
         """The chunks that have come and were not read yet; waits for none."""
@@ -76,8 +47,7 @@ class Stream:
         """Called by the engine with what a step gave."""
         chunk = self._output.add(new)
         with self._arrived:
-            self._chunks.append(chunk)
-            self._is_finished = chunk.finish_reason is not None
+            self._add(chunk)
             self._arrived.notify_all()
 
     def __enter__(self) -> Self:
@@ -93,15 +63,15 @@ class Stream:
             return self._chunks.popleft() if self._chunks else None
 
 
-class StreamGroup:
+class StreamGroup(ReadingGroup[Stream]):
     """The outputs of one request that asked for several; like a `Stream` in all else."""
 
     def __init__(
         self, streams: Sequence[Stream], params: SamplingParams, arrived: Condition
     ) -> None:
         """Made by `Engine.submit_many`; `arrived` is what the streams notify."""
-        self._params, self._arrived = params, arrived
-        self.streams = tuple(streams)
+        super().__init__(streams, params)
+        self._arrived = arrived
 
     def __iter__(self) -> Iterator[tuple[int, Chunk]]:
         """Chunks as they come, each with the number of its output.
@@ -113,16 +83,6 @@ class StreamGroup:
         while chunks := self._next():
             yield from chunks
         self.results()
-
-    @property
-    def is_finished(self) -> bool:
-        """True when everything has come, whether it was read or not."""
-        return all(stream.is_finished for stream in self.streams)
-
-    def cancel(self) -> None:
-        """End all of them, after the step that runs; what they have can still be read."""
-        for stream in self.streams:
-            stream.cancel()
 
     def results(self, timeout_s: float | None = None) -> list[Completion]:
         """Wait for all; the outputs in their order, or the best ones, best first.
@@ -141,9 +101,7 @@ class StreamGroup:
     def _next(self) -> list[tuple[int, Chunk]]:
         """What has come, at least one chunk; nothing after the last."""
         with self._arrived:
-            self._arrived.wait_for(
-                lambda: self.is_finished or any(stream.has_chunks for stream in self.streams)
-            )
+            self._arrived.wait_for(lambda: self.is_finished or self.has_chunks)
             return [(i, chunk) for i, stream in enumerate(self.streams) for chunk in stream.take()]
 
 

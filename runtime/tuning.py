@@ -70,18 +70,19 @@ def write_tuning(bundle: Path, tuning: Tuning) -> None:
 
 
 def costs_of(
-    bundle: Path, measures: Mapping[str, Measure], num_threads: int
+    bundle: Path, measures: Mapping[str, Measure], num_threads: int, *, is_kept: bool = True
 ) -> dict[str, StepCosts]:
     """The costs of each graph on this machine, by its path.
 
-    What the bundle does not know yet is measured now, while the caches are free, and kept there
-    if it can be written to.
+    What the bundle does not know yet is measured now, while the caches are free, and, if it
+    `is_kept`, written to the bundle where that can be.
     """
     machine = describe_machine(num_threads)
     known = read_costs(bundle, machine)
     missing = {path: measure for path, measure in measures.items() if path not in known}
     if missing:
         known |= {path: measure() for path, measure in missing.items()}
-        with suppress(OSError):
-            write_tuning(bundle, Tuning(machine=machine, costs=known))
+        if is_kept:
+            with suppress(OSError):
+                write_tuning(bundle, Tuning(machine=machine, costs=known))
     return known

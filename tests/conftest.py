@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod
+from specexport.export.methods import DraftMethod
 from tests.tiny import write_checkpoint
 
 # Where tests run in the background, a shell may have set SIGINT to be ignored, and children would

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import HeadMethod, MedusaMethod
+from specexport.export.methods import HeadMethod, MedusaMethod
 from tests import tiny_eagle, tiny_eagle3, tiny_medusa
 from tests.cycle import (
     Source,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from specexport.engines.step import Profile
-from specexport.export.manifest import Acceptance, LosslessAcceptance
+from specexport.export.methods import Acceptance, LosslessAcceptance
 from specexport.runtime.distribution import to_distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, DraftRequest, NoDrafter

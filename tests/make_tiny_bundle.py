@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod
+from specexport.export.methods import DraftMethod
 from tests.tiny import write_checkpoint
 
 

@@ -14,13 +14,8 @@ from dataclasses import dataclass
 
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import ShapeProfile, SizeRange
-from specexport.export.manifest import (
-    DynamicTreeSpec,
-    FunctionSpec,
-    GraphSpec,
-    Manifest,
-    StaticTreeSpec,
-)
+from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest
+from specexport.export.methods import DynamicTreeSpec, StaticTreeSpec
 from specexport.export.tensorrt.form import CACHE_LENGTH
 
 

@@ -82,7 +82,8 @@ def make_plan(bundle: Path, manifest: Manifest, loads: Sequence[Load], settings:
 
 def make_variants(settings: Settings) -> tuple[Variant, ...]:
     """Off; each draft length, or the bundle's own; adaptive up to the longest of these."""
-    base = EngineOptions(num_threads=settings.num_threads, verify_files=False)
+    # Prompts come again and again: what the prefix cache would make of that is not their time.
+    base = EngineOptions(num_threads=settings.num_threads, prefix_cache_mb=0, verify_files=False)
     drafting, lengths = replace(base, method=settings.method), settings.draft_lengths
     steady = replace(drafting, adaptive=False)
     fixed = [Variant(f"K={k}", replace(steady, num_speculative_tokens=k)) for k in lengths]

@@ -16,14 +16,12 @@ from specexport.commands.inspect_engine import engine_report
 from specexport.commands.option_types import AcceptanceType, TreeType
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import (
-    MANIFEST_NAME,
+from specexport.export.manifest import MANIFEST_NAME, FloatType, Manifest, WeightType
+from specexport.export.methods import (
     DraftMethod,
     DynamicTreeSpec,
-    FloatType,
     HeadMethod,
     LosslessAcceptance,
-    Manifest,
     MedusaMethod,
     Method,
     NgramMethod,
@@ -32,7 +30,6 @@ from specexport.export.manifest import (
     SuffixMethod,
     TopAcceptance,
     TypicalAcceptance,
-    WeightType,
 )
 from specexport.export.tensorrt.engines import add_engines
 from specexport.export.tensorrt.wanted import WantedEngine

@@ -17,7 +17,7 @@ ENGINE_OPTIONS = (
     "gpu",
     "precision",
     "max_slots",
-    "prefill_chunk",
+    "step_tokens",
     "weight_streaming",
 )
 
@@ -31,7 +31,7 @@ def engine_build_options(function: F) -> F:
             help="Plans may keep weights in main memory and stream them.",
         ),
         click.option(
-            "--prefill-chunk",
+            "--step-tokens",
             type=click.IntRange(1),
             default=256,
             show_default=True,
@@ -82,7 +82,7 @@ def _wanted(
     gpu: tuple[str, ...],
     precision: FloatType | None,
     max_slots: int,
-    prefill_chunk: int,
+    step_tokens: int,
     weight_streaming: bool,
 ) -> tuple[WantedEngine, ...]:
     backends = [name for name in dict.fromkeys(engine) if name in get_args(Backend)]
@@ -90,7 +90,7 @@ def _wanted(
         _refuse({"--gpu": gpu, "--precision": precision, "--weight-streaming": weight_streaming})
     gpus = tuple(name.strip().lower() for names in gpu for name in names.split(","))
     return tuple(
-        WantedEngine(name, gpus, precision, max_slots, prefill_chunk, weight_streaming)  # type: ignore[arg-type]
+        WantedEngine(name, gpus, precision, max_slots, step_tokens, weight_streaming)  # type: ignore[arg-type]
         for name in backends
     )
 

@@ -6,16 +6,8 @@ from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Table
 
-from specexport.export.manifest import (
-    FINAL_NORM,
-    DynamicTreeSpec,
-    HeadSpec,
-    LosslessAcceptance,
-    Manifest,
-    Method,
-    StaticTreeSpec,
-    Tap,
-)
+from specexport.export.manifest import FINAL_NORM, HeadSpec, Manifest, Tap
+from specexport.export.methods import DynamicTreeSpec, LosslessAcceptance, Method, StaticTreeSpec
 
 
 def drafting_rows(manifest: Manifest) -> dict[str, str]:

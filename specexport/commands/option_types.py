@@ -8,7 +8,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from specexport.errors import SpecExportError
-from specexport.export.manifest import (
+from specexport.export.methods import (
     DynamicTreeSpec,
     LosslessAcceptance,
     StaticTreeSpec,

@@ -12,12 +12,8 @@ from pathlib import Path
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
-from specexport.export.manifest import (
-    GraphSpec,
-    LosslessAcceptance,
-    Manifest,
-    read_manifest,
-)
+from specexport.export.manifest import GraphSpec, Manifest, read_manifest
+from specexport.export.methods import LosslessAcceptance
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.validation.dialect import check_dialect

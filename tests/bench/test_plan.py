@@ -12,7 +12,7 @@ PROMPTS = [(i,) for i in range(32)]
 def test_without_lengths_the_bundles_own_is_fixed() -> None:
     variants = make_variants(replace(SETTINGS, num_threads=2))
     assert [variant.name for variant in variants] == ["off", "fixed", "adaptive"]
-    own = EngineOptions(num_threads=2, verify_files=False)
+    own = EngineOptions(num_threads=2, prefix_cache_mb=0, verify_files=False)
     assert [variant.options for variant in variants] == [
         replace(own, method="none"),
         replace(own, adaptive=False),

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from specexport.cli import cli
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import NoMethod
+from specexport.export.methods import NoMethod
 
 SMALL = ("--requests", "3", "-n", "8", "--rounds", "1", "--concurrency", "1,2", "--threads", "1")
 

@@ -15,7 +15,7 @@ from specexport import Engine, EngineOptions, SamplingParams
 from specexport.cli import cli
 from specexport.errors import BundleError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import MedusaMethod, StaticTreeSpec
+from specexport.export.methods import MedusaMethod, StaticTreeSpec
 from tests import tiny_eagle, tiny_eagle3, tiny_medusa
 from tests.cycle import ORDER
 from tests.head_bundles import MAKERS, HeadBundle

@@ -15,7 +15,8 @@ import pytest
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod, read_manifest
+from specexport.export.manifest import read_manifest
+from specexport.export.methods import DraftMethod
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams

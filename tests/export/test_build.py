@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from specexport.errors import ConfigError, SpecExportError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod, read_manifest, verify_files
+from specexport.export.manifest import read_manifest, verify_files
+from specexport.export.methods import DraftMethod
 from tests.tiny import write_checkpoint, write_tokenizer
 
 

@@ -13,7 +13,8 @@ from specexport.engines.step import Profile
 from specexport.errors import CheckpointError
 from specexport.export.build import BuildOptions, build
 from specexport.export.huggingface import HuggingFaceCheckpoint
-from specexport.export.manifest import NoMethod, WeightType
+from specexport.export.manifest import WeightType
+from specexport.export.methods import NoMethod
 from specexport.runtime.batch import Batch, Row
 from tests.tiny import edit_config, make_model, write_checkpoint
 

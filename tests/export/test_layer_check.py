@@ -14,7 +14,7 @@ from specexport.export.build import BuildOptions, build
 from specexport.export.checkpoint import open_checkpoint
 from specexport.export.families import read_config
 from specexport.export.heads.mtp import plan_mtp
-from specexport.export.manifest import NoMethod
+from specexport.export.methods import NoMethod
 from tests.tiny import edit_config, write_checkpoint
 from tests.tiny_mtp import write_mtp_checkpoint
 

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from specexport import Engine, EngineOptions
 from specexport.errors import BundleError
-from specexport.export.manifest import (
+from specexport.export.manifest import read_manifest
+from specexport.export.methods import (
     MedusaMethod,
     NgramMethod,
     SuffixMethod,
     TopAcceptance,
     TypicalAcceptance,
-    read_manifest,
 )
 from tests.head_bundles import MAKERS
 

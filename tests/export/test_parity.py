@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import NoMethod
+from specexport.export.methods import NoMethod
 from specexport.runtime.batch import Batch, Row
 from tests.tiny import VOCAB_SIZE, make_model, write_checkpoint
 

@@ -17,15 +17,8 @@ from specexport.engines.ort import OrtFunction, OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import (
-    DraftMethod,
-    GraphSpec,
-    HeadMethod,
-    Manifest,
-    MedusaMethod,
-    NoMethod,
-    WeightType,
-)
+from specexport.export.manifest import GraphSpec, Manifest, WeightType
+from specexport.export.methods import DraftMethod, HeadMethod, MedusaMethod, NoMethod
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions

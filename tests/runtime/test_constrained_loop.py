@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specexport.errors import EngineError
-from specexport.export.manifest import TopAcceptance
+from specexport.export.methods import TopAcceptance
 from specexport.runtime.constraint import Mask
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft

@@ -12,7 +12,7 @@ import torch
 import specexport
 from specexport import Engine, EngineOptions, FinishReason, SamplingParams
 from specexport.errors import BundleError, ConfigError, EngineError, RequestError
-from specexport.export.manifest import DynamicTreeSpec
+from specexport.export.methods import DynamicTreeSpec
 from tests.tiny import EOS_ID, make_model
 from tests.turnstile import held, loop_of
 

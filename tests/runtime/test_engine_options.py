@@ -19,7 +19,7 @@ from specexport import (
 )
 from specexport.errors import RequestError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod
+from specexport.export.methods import DraftMethod
 from tests.noisy_draft import write_noisy_draft
 from tests.tiny import EOS_ID, make_model
 from tests.turnstile import held, loop_of

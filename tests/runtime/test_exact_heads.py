@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specexport import Engine, EngineOptions, SamplingParams
-from specexport.export.manifest import DynamicTreeSpec, StaticTreeSpec
+from specexport.export.methods import DynamicTreeSpec, StaticTreeSpec
 from specexport.runtime.stats import AcceptanceStats
 from tests.cycle import ORDER, Source, follow
 from tests.head_bundles import MAKERS, HeadBundle

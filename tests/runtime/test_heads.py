@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from specexport import Engine, EngineOptions, SamplingParams
-from specexport.export.manifest import DynamicTreeSpec, StaticTreeSpec
+from specexport.export.methods import DynamicTreeSpec, StaticTreeSpec
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import DraftRequest
 from specexport.runtime.tree import ROOT

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specexport.export.manifest import LosslessAcceptance, TopAcceptance, TypicalAcceptance
+from specexport.export.methods import LosslessAcceptance, TopAcceptance, TypicalAcceptance
 from specexport.runtime.draft import Draft
 from specexport.runtime.lossy import verify_lossy
 from specexport.runtime.params import SamplingParams

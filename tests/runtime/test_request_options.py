@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specexport.export.manifest import (
+from specexport.export.methods import (
     Acceptance,
     LosslessAcceptance,
     TopAcceptance,

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from specexport import Engine, EngineOptions, FinishReason, SamplingParams
 from specexport.errors import EngineError, RequestError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import DraftMethod
+from specexport.export.methods import DraftMethod
 from specexport.runtime.structure import Choice, Grammar, JsonSchema, Regex, Structure
 from tests.tiny import EOS_ID, make_model, write_checkpoint
 from tests.turnstile import held, loop_of

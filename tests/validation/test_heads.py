@@ -13,14 +13,8 @@ import pytest
 
 from specexport.errors import CheckpointError, ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import (
-    DynamicTreeSpec,
-    HeadMethod,
-    NgramMethod,
-    TypicalAcceptance,
-    hash_file,
-    read_manifest,
-)
+from specexport.export.manifest import hash_file, read_manifest
+from specexport.export.methods import DynamicTreeSpec, HeadMethod, NgramMethod, TypicalAcceptance
 from specexport.validation import head_check
 from specexport.validation.report import ValidationReport, report_table
 from specexport.validation.run import ValidationOptions, validate

@@ -10,7 +10,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import NoMethod, WeightType
+from specexport.export.manifest import WeightType
+from specexport.export.methods import NoMethod
 from specexport.validation.rounding import round_matrix, rounded_reference
 from tests.tiny import make_model, write_checkpoint
 

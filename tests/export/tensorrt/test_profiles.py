@@ -7,16 +7,8 @@ from pydantic import ValidationError
 
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import SizeRange
-from specexport.export.manifest import (
-    DraftMethod,
-    DynamicTreeSpec,
-    FunctionSpec,
-    Manifest,
-    StaticTreeSpec,
-    SuffixMethod,
-    TensorSpec,
-    read_manifest,
-)
+from specexport.export.manifest import FunctionSpec, Manifest, TensorSpec, read_manifest
+from specexport.export.methods import DraftMethod, DynamicTreeSpec, StaticTreeSpec, SuffixMethod
 from specexport.export.tensorrt.profiles import Limits, make_profiles, max_nodes
 
 
