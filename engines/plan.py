@@ -1,17 +1,55 @@
-"""Choosing a plan before anything is deserialised: library, GPU, file and shapes must fit."""
+"""Choosing a plan before anything is deserialised: library, GPU, file, memory and shapes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from specexport.errors import BundleError, ConfigError
-from specexport.export.engine_spec import Backend, EngineSpec, PlanSpec
-from specexport.export.manifest import Manifest, hash_file
+from specexport.export.engine_spec import Backend, EngineSpec, FloatType, PlanSpec
+from specexport.export.manifest import GraphSpec, Manifest, hash_file
 
 _PACKAGES: dict[Backend, tuple[str, ...]] = {
     "tensorrt-rtx": ("tensorrt-rtx",),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
 }
+_BYTES: dict[FloatType, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What an engine takes of a GPU's memory at the least; activations and logits come on top."""
+
+    plan_bytes: int
+    """Weights and kernels; with weight streaming less may do."""
+    cache_bytes: int
+    max_slots: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, engine: EngineSpec) -> "DeviceMemory":
+        """All plans with the caches of all slots that they take."""
+        sizes, caches = [], []
+        for name, plan in engine.plans.items():
+            sizes.append(plan.size_bytes)
+            spec = manifest.graphs[name]
+            if isinstance(spec, GraphSpec):
+                caches.append(_cache_size(spec, plan) * _BYTES[engine.precision])
+        return cls(sum(sizes), sum(caches), _max_slots(engine.plans["target"]))
+
+    @property
+    def total_bytes(self) -> int:
+        """Of plans and caches."""
+        return self.plan_bytes + self.cache_bytes
+
+
+def _cache_size(spec: GraphSpec, plan: PlanSpec) -> int:
+    """Numbers in the caches [L, kinds, slots, Hkv, S, D]."""
+    entry = spec.num_layers * len(spec.cache_kinds) * spec.num_kv_heads * spec.head_dim
+    return entry * _max_slots(plan) * plan.cache_length
+
+
+def _max_slots(plan: PlanSpec) -> int:
+    return max(profile.sizes["batch"].max for profile in plan.profiles)
 
 
 def installed_version(backend: Backend) -> str | None:

@@ -241,7 +241,7 @@ def _show(output: Path, manifest: Manifest, *, as_json: bool) -> None:
         return
     _summarise(output, manifest)
     for engine in manifest.engines:
-        Console(highlight=False).print(engine_report(output, engine))
+        Console(highlight=False).print(engine_report(output, manifest, engine))
 
 
 def _method(kind: str, values: dict[str, Any]) -> Method:

@@ -48,7 +48,7 @@ def command(bundle: Path, as_json: bool) -> None:
     if manifest.head:
         console.print(tensor_table(manifest.head))
     for engine in manifest.engines:
-        console.print(engine_report(bundle, engine))
+        console.print(engine_report(bundle, manifest, engine))
     console.print(_files(manifest))
 
 

@@ -6,11 +6,12 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from specexport.engines.plan import build_command, problem
+from specexport.engines.plan import DeviceMemory, build_command, problem
 from specexport.export.engine_spec import EngineSpec
+from specexport.export.manifest import Manifest
 
 
-def engine_report(bundle: Path, engine: EngineSpec) -> Group:
+def engine_report(bundle: Path, manifest: Manifest, engine: EngineSpec) -> Group:
     """Its plans and how their builds went, and whether it fits this machine."""
     streaming = ", weights streamed" if engine.weight_streaming else ""
     title = (
@@ -18,7 +19,7 @@ def engine_report(bundle: Path, engine: EngineSpec) -> Group:
         f"{engine.precision}{streaming}"
     )
     table = Table(title=title, title_justify="left")
-    for heading in ("plan of", "MB", "layers", "built in", "main memory", "cache length"):
+    for heading in ("plan of", "MB", "layers", "built in", "build memory", "cache length"):
         table.add_column(heading, justify="right" if heading != "plan of" else "left")
     for name, plan in engine.plans.items():
         table.add_row(
@@ -29,13 +30,24 @@ def engine_report(bundle: Path, engine: EngineSpec) -> Group:
             f"{plan.peak_memory_mb} MB",
             str(plan.cache_length or "–"),
         )
-    lines = [*_profiles(engine), _state(bundle, engine)]
+    lines = [*_profiles(engine), _memory(manifest, engine), _state(bundle, engine)]
     return Group(table, *map(escape, lines))
 
 
 def _profiles(engine: EngineSpec) -> list[str]:
     """Of the target: those of the others follow from the same limits."""
     return [str(profile) for profile in engine.plans["target"].profiles]
+
+
+def _memory(manifest: Manifest, engine: EngineSpec) -> str:
+    """What a GPU must have."""
+    memory = DeviceMemory.of(manifest, engine)
+    slots = f"{memory.max_slots} request{'s' * (memory.max_slots > 1)}"
+    return (
+        f"GPU memory: more than {memory.total_bytes / 1e9:.2f} GB (plans "
+        f"{memory.plan_bytes / 1e9:.2f}, caches of {slots} {memory.cache_bytes / 1e9:.2f}); "
+        "--max-slots and --max-length make it less"
+    )
 
 
 def _state(bundle: Path, engine: EngineSpec) -> str:

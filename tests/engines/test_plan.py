@@ -3,9 +3,18 @@
 import hashlib
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
-from specexport.engines.plan import build_command, check_plan, choose_profile, find_engine, mismatch
+from specexport.engines.plan import (
+    DeviceMemory,
+    build_command,
+    check_plan,
+    choose_profile,
+    find_engine,
+    mismatch,
+)
 from specexport.errors import BundleError, ConfigError
 from specexport.export.engine_spec import EngineSpec, PlanSpec, ShapeProfile, SizeRange
 from specexport.export.manifest import Manifest, read_manifest
@@ -120,3 +129,22 @@ def test_an_engine_without_a_plan_of_each_graph_is_refused(
     manifest.model_copy(update={"engines": (other,)}).write(tmp_path)
     with pytest.raises(BundleError, match=r"plans of \['draft'\]; the graphs are \['target'\]"):
         read_manifest(tmp_path)
+
+
+def test_the_memory_that_a_gpu_must_have_is_that_of_plans_and_cache_tensors(
+    manifest: Manifest, tiny_bundle: Path
+) -> None:
+    graph = onnx.load(tiny_bundle / manifest.target.path, load_external_data=False).graph
+    sizes = {"batch": 2, "cache_length": 64}  # as the plan's profiles and caches have
+    caches = [
+        np.prod(
+            [dim.dim_value or sizes[dim.dim_param] for dim in tensor.type.tensor_type.shape.dim]
+        )
+        for tensor in graph.input
+        if tensor.name.startswith("past_key_values")
+    ]
+    memory = DeviceMemory.of(manifest, manifest.engines[0])
+    assert memory.max_slots == 2
+    assert memory.plan_bytes == len(PLAN)
+    assert memory.cache_bytes == 2 * sum(caches) > 0  # fp16
+    assert memory.total_bytes == memory.plan_bytes + memory.cache_bytes
