@@ -18,10 +18,10 @@ _BYTES: dict[FloatType, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What an engine takes of a GPU's memory at the least; activations and logits come on top."""
+    """About what an engine takes of a GPU's memory; activations and logits come on top."""
 
     plan_bytes: int
-    """Weights and kernels; with weight streaming less may do."""
+    """Weights, and kernels for all its GPUs; with weight streaming less may do."""
     cache_bytes: int
     max_slots: int
 

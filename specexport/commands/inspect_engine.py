@@ -40,13 +40,15 @@ def _profiles(engine: EngineSpec) -> list[str]:
 
 
 def _memory(manifest: Manifest, engine: EngineSpec) -> str:
-    """What a GPU must have."""
+    """What a GPU must have, as far as it is known before a plan is loaded."""
     memory = DeviceMemory.of(manifest, engine)
     slots = f"{memory.max_slots} request{'s' * (memory.max_slots > 1)}"
+    streamed = ", which may be streamed" if engine.weight_streaming else ""
     return (
-        f"GPU memory: more than {memory.total_bytes / 1e9:.2f} GB (plans "
-        f"{memory.plan_bytes / 1e9:.2f}, caches of {slots} {memory.cache_bytes / 1e9:.2f}); "
-        "--max-slots and --max-length make it less"
+        f"GPU memory: about {memory.total_bytes / 1e9:.2f} GB (plans "
+        f"{memory.plan_bytes / 1e9:.2f}{streamed}, caches of {slots} "
+        f"{memory.cache_bytes / 1e9:.2f}), activations and logits on top; a smaller --max-slots "
+        "or --max-length needs less"
     )
 
 

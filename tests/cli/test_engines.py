@@ -39,6 +39,7 @@ def test_build_and_inspect_report_the_plans(bundle: Path) -> None:
         "for sm89, sm120, fp16",
         "step: batch 1 to 8, query 1 to 7",
         "prefill: batch 1 to 8, query 1 to 256",
+        "caches of 8 requests",
         "fits tensorrt-rtx as installed here; nothing runs it in this version yet",
     ):
         assert words in shown
