@@ -1,8 +1,10 @@
 """The ONNX Runtime engine on the CPU provider: the default, on any machine."""
 
 import os
+import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from specexport.engines.step import Profile, StepInput, StepOutput
 from specexport.errors import ConfigError, EngineError
-from specexport.export.manifest import GraphSpec
+from specexport.export.manifest import GraphSpec, Manifest
 
 _STATES = ("hidden_states", "recycled_states")  # a target's output, a head's
 _MOST_BINDINGS = 64
@@ -156,6 +158,41 @@ class OrtFunction:
     def close(self) -> None:
         """Free the session."""
         self._session = None
+
+
+class OrtBackend:
+    """The graphs of a bundle on the CPU provider."""
+
+    def __init__(self, bundle: Path, manifest: Manifest, num_threads: int = 0) -> None:
+        """`num_threads` 0: one for each usable CPU."""
+        self._bundle, self._graphs = bundle, manifest.graphs
+        self._num_threads = num_threads or usable_cpus()
+        self.machine = describe_machine(self._num_threads)
+
+    def runner(self, name: str, profile: Profile) -> OrtRunner:
+        """Load a graph with a cache, on this engine's threads; raises as `OrtRunner` does."""
+        spec = self._graphs[name]
+        assert isinstance(spec, GraphSpec)
+        profile = replace(profile, num_threads=self._num_threads)
+        return OrtRunner(self._bundle / spec.path, spec, profile)
+
+    def function(self, name: str) -> OrtFunction:
+        """Load a graph without a cache; raises as `OrtFunction` does."""
+        return OrtFunction(self._bundle / self._graphs[name].path, self._num_threads)
+
+
+def describe_machine(num_threads: int) -> str:
+    """What the speed of steps depends on: processor, threads and engine."""
+    processor = _processor_name() or platform.machine()
+    return f"{processor}, {num_threads} threads, onnxruntime {ort.__version__}"
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
 
 
 def usable_cpus() -> int:

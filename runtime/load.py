@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from specexport.engines.ort import OrtFunction, OrtRunner, usable_cpus
-from specexport.engines.step import Profile
+from specexport.engines.backend import Backend, open_backend
+from specexport.engines.step import Profile, StepRunner
 from specexport.errors import ConfigError
 from specexport.export.manifest import GraphSpec, HeadSpec, Manifest
 from specexport.export.methods import (
@@ -46,14 +46,14 @@ def load_loop(
         max_slots=options.max_slots,
         max_length=max_length,
         max_query=_max_query(manifest.target, options.step_tokens + max_nodes, max_nodes),
-        num_threads=options.num_threads,
         max_nodes=max_nodes,
     )
-    target = OrtRunner(bundle / manifest.target.path, manifest.target, profile)
+    backend = open_backend(options.engine, bundle, manifest, options.num_threads)
+    target = backend.runner("target", profile)
     acceptance = options.acceptance or manifest.acceptance
     is_lossless = isinstance(acceptance, LosslessAcceptance)
     is_adaptive = drafting.depth > 0 and (options.adaptive or (options.is_adaptive and is_lossless))
-    loader = _Loader(bundle, manifest, profile, drafting, is_adaptive=is_adaptive)
+    loader = _Loader(bundle, manifest, backend, profile, drafting, is_adaptive=is_adaptive)
     try:
         drafter = loader.drafter()
         lengths = loader.lengths(target) if is_adaptive else None
@@ -87,12 +87,13 @@ class _Loader:
         self,
         bundle: Path,
         manifest: Manifest,
+        backend: Backend,
         profile: Profile,
         drafting: Drafting,
         *,
         is_adaptive: bool,
     ) -> None:
-        self._bundle, self._manifest = bundle, manifest
+        self._bundle, self._manifest, self._backend = bundle, manifest, backend
         self._profile, self._drafting = profile, drafting
         self._make_picker = raced if is_adaptive else drawn
         self._measures: dict[str, Measure] = {}  # of the drafter's graph, by its path
@@ -102,12 +103,11 @@ class _Loader:
         own, lookup = self._own(self._drafting.method), self._drafting.lookup
         return FirstOf(self._own(lookup), own) if lookup else own
 
-    def lengths(self, target: OrtRunner) -> AdaptiveLength:
+    def lengths(self, target: StepRunner) -> AdaptiveLength:
         """Draft lengths by what the graphs' steps cost."""
         own = {target.spec.path: partial(measure_costs, target)}
-        num_threads = self._threads or usable_cpus()
-        measures = own | self._measures
-        costs = costs_of(self._bundle, measures, num_threads, is_kept=is_typical(target))
+        measures, machine = own | self._measures, self._backend.machine
+        costs = costs_of(self._bundle, measures, machine, is_kept=is_typical(target))
         drafter = next((costs[path] for path in self._measures), None)
         return AdaptiveLength(costs[target.spec.path], drafter, _shapes(self._drafting))
 
@@ -124,7 +124,7 @@ class _Loader:
         if isinstance(method, DraftMethod):
             assert manifest.draft is not None
             shared = TokenMap(min(manifest.target.vocab_size, manifest.draft.vocab_size))
-            runner = self._runner(manifest.draft)
+            runner = self._runner("draft", manifest.draft)
             return ModelDrafter(runner, grower, shared, make_picker=self._make_picker)
         assert manifest.head is not None
         if isinstance(method, MedusaMethod):
@@ -134,8 +134,8 @@ class _Loader:
     def _head(self, head: HeadSpec, grower: Grower) -> Drafter:
         assert head.step is not None
         token_map = self._token_map(head) or TokenMap(head.step.vocab_size)
-        fuse = OrtFunction(self._bundle / head.fuse.path, self._threads) if head.fuse else None
-        runner = self._runner(head.step)
+        fuse = self._backend.function("fuse") if head.fuse else None
+        runner = self._runner("head", head.step)
         return ModelDrafter(
             runner,
             grower,
@@ -156,7 +156,7 @@ class _Loader:
                 f"Drafts of {grower.depth} tokens were asked for, but there are {num_heads} "
                 f"Medusa heads, one for each position. Ask for at most {num_heads}."
             )
-        heads = OrtFunction(self._bundle / head.medusa.path, self._threads)
+        heads = self._backend.function("medusa")
         self._measures[head.medusa.path] = partial(measure_function, heads, width)
         return Constrained(MedusaDrafter(heads, grower, self._token_map(head)))
 
@@ -167,19 +167,14 @@ class _Loader:
         sizes = head.vocab_size, self._manifest.target.vocab_size
         return read_token_map(self._bundle / head.token_map, *sizes)
 
-    @property
-    def _threads(self) -> int:
-        return self._profile.num_threads
-
-    def _runner(self, spec: GraphSpec) -> OrtRunner:
+    def _runner(self, name: str, spec: GraphSpec) -> StepRunner:
         own = Profile(
             max_slots=self._profile.max_slots,
             max_length=min(self._profile.max_length, spec.max_length),
             max_query=_max_query(spec, self._profile.max_query, self._profile.max_nodes),
-            num_threads=self._threads,
             max_nodes=self._profile.max_nodes,
         )
-        runner = OrtRunner(self._bundle / spec.path, spec, own)
+        runner = self._backend.runner(name, own)
         self._measures[spec.path] = partial(measure_costs, runner)
         return runner
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specexport.engines.backend import EngineName
 from specexport.errors import ConfigError
 from specexport.export.methods import (
     DynamicTreeSpec,
@@ -23,12 +24,19 @@ _RANGES = {
     "num_speculative_tokens": (0, 256),
     "num_threads": (0, 1024),
 }
+_NAMES = {
+    "engine": get_args(EngineName),
+    "method": (*get_args(MethodName), None),
+    "lookup": (*get_args(LookupName), None),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How a bundle is loaded; None takes what the bundle says."""
 
+    engine: EngineName = "onnxruntime"
+    """What runs the graphs: onnxruntime on the CPU, the others on a GPU (docs/gpu.md)."""
     max_slots: int = 8
     """Requests that run at once."""
     max_waiting: int = 1024
@@ -74,8 +82,9 @@ class EngineOptions:
                 raise ConfigError(
                     f"{name} is {value!r}; it must be a whole number from {least} to {most}."
                 )
-        for name, names in (("method", get_args(MethodName)), ("lookup", get_args(LookupName))):
-            if (value := getattr(self, name)) not in (None, *names):
-                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(names)}.")
+        for name, names in _NAMES.items():
+            if (value := getattr(self, name)) not in names:
+                known = ", ".join(str(known) for known in names)
+                raise ConfigError(f"{name} is {value!r}; it must be one of {known}.")
         if not isinstance(self.adaptive, bool | None):
             raise ConfigError(f"adaptive is {self.adaptive!r}; it must be True, False or None.")

@@ -2,43 +2,44 @@
 
 from pathlib import Path
 
-from specexport.engines.ort import OrtFunction, OrtRunner, usable_cpus
-from specexport.engines.step import Profile
-from specexport.export.manifest import GraphSpec, Manifest, read_manifest, verify_files
+from specexport.engines.backend import EngineName, open_backend
+from specexport.engines.step import FunctionRunner, Profile
+from specexport.export.manifest import FunctionSpec, GraphSpec, read_manifest, verify_files
+from specexport.runtime.costs import StepCosts
 from specexport.runtime.measuring import measure_costs, measure_function
-from specexport.runtime.tuning import Tuning, describe_machine, write_tuning
+from specexport.runtime.tuning import Tuning, write_tuning
 
 _MAX_LENGTH = 1024
 _MAX_QUERY = 128
 
 
-def tune(bundle: Path, num_threads: int = 0) -> Tuning:
+def tune(bundle: Path, num_threads: int = 0, engine: EngineName = "onnxruntime") -> Tuning:
     """Measure every graph whose time counts in a step, and write `tuning.json`.
 
-    `num_threads` as in `EngineOptions`; raises `BundleError` for a damaged bundle and `OSError`
-    where it cannot be written to.
+    `num_threads` and `engine` as in `EngineOptions`; raises `BundleError` for a damaged bundle,
+    `ConfigError` where the engine cannot run here, and `OSError` where nothing can be written.
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
+    backend = open_backend(engine, bundle, manifest, num_threads)
     costs = {}
-    for spec in _step_graphs(manifest):
-        profile = Profile(
-            max_slots=1,
-            max_length=min(_MAX_LENGTH, spec.max_length),
-            max_query=_MAX_QUERY,
-            num_threads=num_threads,
-        )
-        with OrtRunner(bundle / spec.path, spec, profile) as runner:
-            costs[spec.path] = measure_costs(runner)
-    if manifest.head and (heads := manifest.head.medusa):
-        function = OrtFunction(bundle / heads.path, num_threads)
-        costs[heads.path] = measure_function(function, heads.inputs[0].width)
-        function.close()
-    tuning = Tuning(machine=describe_machine(num_threads or usable_cpus()), costs=costs)
+    for name, spec in manifest.graphs.items():
+        if isinstance(spec, GraphSpec):
+            with backend.runner(name, _profile(spec)) as runner:
+                costs[spec.path] = measure_costs(runner)
+        elif name == "medusa":
+            costs[spec.path] = _function_costs(backend.function(name), spec)
+    tuning = Tuning(machine=backend.machine, costs=costs)
     write_tuning(bundle, tuning)
     return tuning
 
 
-def _step_graphs(manifest: Manifest) -> list[GraphSpec]:
-    head = manifest.head.step if manifest.head else None
-    return [spec for spec in (manifest.target, manifest.draft, head) if spec is not None]
+def _profile(spec: GraphSpec) -> Profile:
+    max_length = min(_MAX_LENGTH, spec.max_length)
+    return Profile(max_slots=1, max_length=max_length, max_query=_MAX_QUERY)
+
+
+def _function_costs(function: FunctionRunner, spec: FunctionSpec) -> StepCosts:
+    costs = measure_function(function, spec.inputs[0].width)
+    function.close()
+    return costs

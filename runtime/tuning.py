@@ -1,13 +1,12 @@
 """`tuning.json`: what the steps of a bundle's graphs cost, on the machine where it was measured."""
 
-import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from specexport.engines.ort import usable_cpus
+from specexport.engines.ort import describe_machine, usable_cpus
 from specexport.runtime.costs import StepCosts
 
 TUNING_NAME = "tuning.json"
@@ -26,22 +25,6 @@ class Tuning(BaseModel):
     """By the path of the graph in the bundle."""
 
 
-def describe_machine(num_threads: int) -> str:
-    """What the costs depend on: processor, threads and engine."""
-    import onnxruntime
-
-    processor = _processor_name() or platform.machine()
-    return f"{processor}, {num_threads} threads, onnxruntime {onnxruntime.__version__}"
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
-
-
 def read_costs(bundle: Path, machine: str) -> dict[str, StepCosts]:
     """What `tuning.json` says for this machine; nothing where it is missing, foreign or damaged."""
     try:
@@ -52,7 +35,7 @@ def read_costs(bundle: Path, machine: str) -> dict[str, StepCosts]:
 
 
 def is_tuned(bundle: Path, num_threads: int) -> bool:
-    """True where the bundle has costs for this machine; `num_threads` as in `EngineOptions`."""
+    """True where the bundle has costs for this CPU; `num_threads` as in `EngineOptions`."""
     return bool(read_costs(bundle, describe_machine(num_threads or usable_cpus())))
 
 
@@ -70,14 +53,13 @@ def write_tuning(bundle: Path, tuning: Tuning) -> None:
 
 
 def costs_of(
-    bundle: Path, measures: Mapping[str, Measure], num_threads: int, *, is_kept: bool = True
+    bundle: Path, measures: Mapping[str, Measure], machine: str, *, is_kept: bool = True
 ) -> dict[str, StepCosts]:
-    """The costs of each graph on this machine, by its path.
+    """The costs of each graph on the machine (`Backend.machine`), by its path.
 
     What the bundle does not know yet is measured now, while the caches are free, and, if it
     `is_kept`, written to the bundle where that can be.
     """
-    machine = describe_machine(num_threads)
     known = read_costs(bundle, machine)
     missing = {path: measure for path, measure in measures.items() if path not in known}
     if missing:

@@ -9,6 +9,7 @@ import numpy as np
 from specexport.bench.clients import Job
 from specexport.bench.load import Load
 from specexport.bench.prompts import encode_prompts, read_prompts, shipped_prompts
+from specexport.engines.backend import EngineName
 from specexport.errors import ConfigError
 from specexport.export.manifest import Manifest
 from specexport.runtime.options import EngineOptions, MethodName
@@ -28,6 +29,7 @@ class Settings:
     seed: int
     """Of the order of prompts, the arrival times and sampled outputs."""
     num_threads: int
+    engine: EngineName
     method: MethodName | None
     """None: the bundle's."""
     draft_lengths: tuple[int, ...]
@@ -83,7 +85,12 @@ def make_plan(bundle: Path, manifest: Manifest, loads: Sequence[Load], settings:
 def make_variants(settings: Settings) -> tuple[Variant, ...]:
     """Off; each draft length, or the bundle's own; adaptive up to the longest of these."""
     # Prompts come again and again: what the prefix cache would make of that is not their time.
-    base = EngineOptions(num_threads=settings.num_threads, prefix_cache_mb=0, verify_files=False)
+    base = EngineOptions(
+        engine=settings.engine,
+        num_threads=settings.num_threads,
+        prefix_cache_mb=0,
+        verify_files=False,
+    )
     drafting, lengths = replace(base, method=settings.method), settings.draft_lengths
     steady = replace(drafting, adaptive=False)
     fixed = [Variant(f"K={k}", replace(steady, num_speculative_tokens=k)) for k in lengths]

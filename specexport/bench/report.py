@@ -12,9 +12,8 @@ from specexport import __version__
 from specexport.bench.figures import Drafting
 from specexport.bench.plan import Settings
 from specexport.bench.results import LoadResult, Point
-from specexport.engines.ort import usable_cpus
+from specexport.engines.backend import open_backend
 from specexport.export.manifest import Manifest
-from specexport.runtime.tuning import describe_machine
 
 SCHEMA_VERSION = 1
 
@@ -43,7 +42,7 @@ class Environment:
             model=f"{Path(manifest.provenance.checkpoint).name}, {manifest.target.stored_as}",
             method=settings.method or own,
             bundle=str(bundle),
-            machine=describe_machine(settings.num_threads or usable_cpus()),
+            machine=open_backend(settings.engine, bundle, manifest, settings.num_threads).machine,
             versions={
                 "specexport": __version__,
                 "Python": platform.python_version(),

@@ -23,8 +23,9 @@ from specexport.bench.report import Environment, Report
 from specexport.bench.results import LoadResult
 from specexport.bench.run import bench as run_bench
 from specexport.bench.table import tables
-from specexport.commands.common import BUNDLE, console
+from specexport.commands.common import BUNDLE, ENGINE, console
 from specexport.commands.option_types import ListType
+from specexport.engines.backend import EngineName
 from specexport.errors import ConfigError
 from specexport.export.manifest import read_manifest
 from specexport.runtime.async_engine import AsyncEngine
@@ -126,6 +127,7 @@ Examples:
     default=0,
     help="CPU threads; 0 uses every CPU.",
 )
+@ENGINE
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write all figures; - prints them."
 )
@@ -146,6 +148,7 @@ def command(
     method: MethodName | None,
     draft_lengths: tuple[int, ...],
     num_threads: int,
+    engine: EngineName,
     json_file: Path | None,
     plot_file: Path | None,
 ) -> None:
@@ -162,6 +165,7 @@ def command(
         num_rounds=num_rounds,
         seed=seed,
         num_threads=num_threads,
+        engine=engine,
         method=method,
         draft_lengths=draft_lengths,
         prompts=prompts,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specexport.commands.option_types import AcceptanceType, TreeType
+from specexport.engines.backend import EngineName
 from specexport.runtime.options import EngineOptions, LookupName, MethodName
 from specexport.runtime.stats import RequestStats
 
@@ -19,12 +20,20 @@ console = Console(stderr=True, highlight=False)
 """Everything but a command's result goes to standard error."""
 
 BUNDLE = click.Path(path_type=Path)
+ENGINE = click.option(
+    "--engine",
+    type=click.Choice(get_args(EngineName)),
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the graphs: onnxruntime on the CPU, the others on a GPU.",
+)
 
 
 def engine_options(function: F) -> F:
     """Options of every command that loads a bundle to run it."""
     for option in (
         click.option("--threads", type=int, default=0, help="CPU threads; 0 uses every CPU."),
+        ENGINE,
         click.option(
             "--max-length", type=int, help="Prompt plus output tokens  [default: the bundle's]."
         ),
@@ -73,6 +82,7 @@ def _as_engine_options(function: F) -> F:
     @wraps(function)
     def command(**values: Any) -> Any:  # noqa: ANN401 - whatever the command returns
         names = (
+            "engine",
             "method",
             "lookup",
             "tree",

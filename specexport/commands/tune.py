@@ -6,7 +6,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from specexport.commands.common import BUNDLE, console
+from specexport.commands.common import BUNDLE, ENGINE, console
+from specexport.engines.backend import EngineName
 from specexport.runtime.tune import tune
 from specexport.runtime.tuning import TUNING_NAME, Tuning
 
@@ -22,14 +23,15 @@ Examples:
 @click.option(
     "--threads", type=click.IntRange(0, 1024), default=0, help="CPU threads; 0 uses every CPU."
 )
+@ENGINE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(bundle: Path, threads: int, as_json: bool) -> None:
+def command(bundle: Path, threads: int, engine: EngineName, as_json: bool) -> None:
     """Measure what steps of BUNDLE's graphs cost here, for --adaptive to choose draft lengths by.
 
     Writes tuning.json into the bundle. Run it on a quiet machine.
     """
     with console.status("Measuring"):
-        tuning = tune(bundle, threads)
+        tuning = tune(bundle, threads, engine)
     if as_json:
         click.echo(tuning.model_dump_json())
     else:

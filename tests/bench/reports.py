@@ -17,6 +17,7 @@ SETTINGS = Settings(
     num_rounds=3,
     seed=0,
     num_threads=0,
+    engine="onnxruntime",
     method=None,
     draft_lengths=(),
     prompts=None,

@@ -126,6 +126,7 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
         ({"max_slots": 0}, "max_slots is 0; it must be a whole number from 1"),
         ({"max_length": 9999}, "built for 256"),
         ({"method": "draft"}, "has no draft model"),
+        ({"engine": "abacus"}, "engine is 'abacus'; it must be one of onnxruntime,"),
         ({"method": "oracle"}, "method is 'oracle'; it must be one of none, ngram, suffix, draft"),
         ({"method": "medusa"}, "has no medusa head. Build it with --method medusa --head PATH"),
         (

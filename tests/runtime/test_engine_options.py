@@ -162,7 +162,8 @@ def test_processed_logprobs_at_temperature_0_are_not_all_zero(bundle: Path) -> N
     assert processed.logprobs is not None
     assert raw.logprobs is not None
     for one, other in zip(processed.logprobs, raw.logprobs, strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-6)  # nothing was processed
+        # Nothing was processed; adaptive drafts, and with them sums, differ between the two.
+        assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)
 
 
 def check_cut(result: Completion, tokens: Sequence[int], decode: Any, stop: str) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from specexport.engines.ort import describe_machine
 from specexport.errors import BundleError
 from specexport.runtime import load as load_module
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.tune import tune
-from specexport.runtime.tuning import TUNING_NAME, describe_machine, read_costs
+from specexport.runtime.tuning import TUNING_NAME, read_costs
 
 
 @pytest.fixture

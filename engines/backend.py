@@ -1,0 +1,40 @@
+"""The engines that a bundle can run on, by name; each opens the bundle's graphs."""
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+from specexport.engines.ort import OrtBackend
+from specexport.engines.step import FunctionRunner, Profile, StepRunner
+from specexport.errors import ConfigError
+from specexport.export.manifest import Manifest
+
+EngineName = Literal[
+    "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "tensorrt", "tensorrt-rtx"
+]
+
+
+class Backend(Protocol):
+    """Opens the graphs of one bundle by their names in the manifest: target, draft and so on."""
+
+    machine: str
+    """What the speed of its steps depends on: processor, library and version."""
+
+    def runner(self, name: str, profile: Profile) -> StepRunner:
+        """Load a graph with a cache; raises `EngineError` or `ConfigError` with the remedy."""
+        ...
+
+    def function(self, name: str) -> FunctionRunner:
+        """Load a graph without a cache; raises as `runner` does."""
+        ...
+
+
+def open_backend(
+    engine: EngineName, bundle: Path, manifest: Manifest, num_threads: int = 0
+) -> Backend:
+    """The engine of that name; raises `ConfigError` where it cannot run here.
+
+    `num_threads` is for graphs that run on the CPU; 0 takes one for each usable CPU.
+    """
+    if engine == "onnxruntime":
+        return OrtBackend(bundle, manifest, num_threads)
+    raise ConfigError(f"The engine {engine} cannot run bundles in this version. Use onnxruntime.")
