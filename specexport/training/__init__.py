@@ -1,0 +1,1 @@
+"""Training of drafting heads: data from the target, modules, the loop."""
