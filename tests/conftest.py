@@ -8,11 +8,17 @@ import pytest
 
 from specexport.export.build import BuildOptions, build
 from specexport.export.methods import DraftMethod
+from tests.gpu import skip_without_gpu
 from tests.tiny import write_checkpoint
 
 # Where tests run in the background, a shell may have set SIGINT to be ignored, and children would
 # inherit that; the tests that interrupt a child need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu` skip where there is none."""
+    skip_without_gpu(item)
 
 
 @pytest.fixture(scope="session")

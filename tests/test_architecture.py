@@ -8,7 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # A package may import itself and those before it.
-ORDER = ["specexport.errors", "specexport.export", "specexport.engines", "specexport.runtime"]
+ORDER = [
+    "specexport.errors",
+    "specexport.gpu",
+    "specexport.export",
+    "specexport.engines",
+    "specexport.runtime",
+]
 
 
 def _imports(path: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """TensorRT and TensorRT-RTX: which is installed, and the GPUs that it builds for."""
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,6 +7,7 @@ from typing import Any
 
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import Backend
+from specexport.gpu import local_gpu
 
 _MODULES: dict[Backend, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 _INSTALL: dict[Backend, str] = {
@@ -47,8 +46,8 @@ class Library:
         known = self.gpus()
         if not known:
             raise ConfigError(
-                "TensorRT builds for the GPU of this machine, and there is none (nvidia-smi names "
-                "none). Build there, or ahead of time with --engine tensorrt-rtx."
+                "TensorRT builds for the GPU of this machine, and there is none. Build "
+                "there, or ahead of time with --engine tensorrt-rtx."
             )
         if not wanted and self.is_ahead_of_time:
             raise ConfigError(
@@ -74,13 +73,3 @@ def find_library(backend: Backend) -> Library:
             f"({error}). Install it with: {_INSTALL[backend]}"
         ) from None
     return Library(backend, module, str(module.__version__))
-
-
-def local_gpu() -> str | None:
-    """The compute capability of the first GPU of this machine, as sm89; None without one."""
-    if (command := shutil.which("nvidia-smi")) is None:
-        return None
-    query = [command, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    finished = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    lines = finished.stdout.split() if finished.returncode == 0 else []
-    return f"sm{lines[0].replace('.', '')}" if lines else None

@@ -107,7 +107,7 @@ def _engines_of(bundle: Path) -> list[Check]:
     """One check for each engine: it fits the library and the GPU of this machine, or why not."""
     from specexport.engines.plan import build_command, problem
     from specexport.export.manifest import read_manifest
-    from specexport.export.tensorrt.library import local_gpu
+    from specexport.gpu import local_gpu
 
     checks, gpu = [], local_gpu()
     for engine in read_manifest(bundle).engines:

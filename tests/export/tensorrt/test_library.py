@@ -1,13 +1,13 @@
 """What is installed, and which GPUs may be named; with stand-ins, so that it runs anywhere."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from specexport.errors import ConfigError
-from specexport.export.tensorrt.library import Library, find_library, local_gpu
+from specexport.export.tensorrt.library import Library, find_library
+from specexport.gpu import Gpu, local_gpu
 
 
 def _library(backend: str) -> Library:
@@ -16,18 +16,18 @@ def _library(backend: str) -> Library:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A machine whose nvidia-smi names a GPU of compute capability 8.9."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 8.9\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A machine with a GPU of compute capability 8.9."""
+    monkeypatch.setattr("specexport.gpu.find_gpu", lambda: Gpu("fake", "sm89", 1, "13.0"))
     return "sm89"
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> Gpu:
+        raise ConfigError("none")
+
+    monkeypatch.setattr("specexport.gpu.find_gpu", find)
 
 
 @pytest.mark.parametrize("backend", ["tensorrt-rtx", "tensorrt"])
@@ -56,7 +56,7 @@ def test_building_ahead_of_time_needs_a_gpu_named() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_plain_tensorrt_is_refused_without_a_gpu() -> None:
     assert local_gpu() is None
-    with pytest.raises(ConfigError, match=r"there is none .* --engine tensorrt-rtx"):
+    with pytest.raises(ConfigError, match=r"there is none\..* --engine tensorrt-rtx"):
         _library("tensorrt").check_gpus([])
 
 
