@@ -39,6 +39,7 @@ class OrtRunner:
             )
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
+        self.can_decide = False
         self._session = _open_session(graph, profile.num_threads, dequantize=profile.dequantize)
         # Drafts end past the text, and rows that are shorter than the longest in padding.
         length = profile.max_length + profile.max_nodes + profile.max_query
@@ -46,6 +47,7 @@ class OrtRunner:
         self._bindings: dict[tuple[int, int], Any] = {}  # by first slot and rows
         self._buffers: dict[str, NDArray[np.float32]] = {}
         self._states = next((o for o in spec.outputs if o.name in _STATES), None)
+        self._logits = np.empty((0, spec.vocab_size), dtype=np.float32)
 
     def run(self, step: StepInput) -> StepOutput:
         """Run one step; raises `EngineError` with ONNX Runtime's reason if it fails."""
@@ -60,7 +62,8 @@ class OrtRunner:
         binding.bind_cpu_input("logits_indices", step.logits_indices)
         if step.hidden_states is not None:
             binding.bind_cpu_input("hidden_states", step.hidden_states)
-        logits = self._output(binding, "logits", len(step.logits_indices), self.spec.vocab_size)
+        num_rows = len(step.logits_indices)
+        self._logits = self._output(binding, "logits", num_rows, self.spec.vocab_size)
         hidden_states = self._bind_hidden_states(binding, step)
         started = time.perf_counter()
         try:
@@ -70,7 +73,11 @@ class OrtRunner:
                 f"ONNX Runtime failed in a step of {self.spec.path}: {error}"
             ) from None
         self.run_time_s += time.perf_counter() - started
-        return StepOutput(logits, hidden_states)
+        return StepOutput(self._logits, hidden_states)
+
+    def read_logits(self) -> NDArray[np.float32]:
+        """The logits [N, V] of the last step, valid until the next `run`."""
+        return self._logits
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` cache entries of slot `source` over slot `destination`."""

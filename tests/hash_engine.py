@@ -95,6 +95,7 @@ class HashEngine:
     has_taps: bool = False
     fail_at: set[int] = field(default_factory=set)
     run_time_s: float = 0.0
+    can_decide: bool = False
     steps: list[StepInput] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -113,6 +114,9 @@ class HashEngine:
             assert start + width <= self.cache.shape[1]
         logits = [self._logits(step, *divmod(int(i), width)) for i in step.logits_indices]
         return StepOutput(np.stack(logits), self._hidden_states(step) if self.has_taps else None)
+
+    def read_logits(self) -> Any:
+        raise AssertionError("only after a step that was decided")
 
     def _logits(self, step: StepInput, b: int, q: int) -> Any:
         visible = self._checked(step, b, q)
