@@ -40,7 +40,8 @@ class OrtRunner:
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
         self.can_decide = False
-        self._session = _open_session(graph, profile.num_threads, dequantize=profile.dequantize)
+        dequantize = profile.dequantize or "fp8" in spec.stored_types
+        self._session = _open_session(graph, profile.num_threads, dequantize=dequantize)
         # Drafts end past the text, and rows that are shorter than the longest in padding.
         length = profile.max_length + profile.max_nodes + profile.max_query
         self._cache = _allocate_cache(spec, profile, length)
@@ -185,7 +186,9 @@ class OrtBackend:
 
     def function(self, name: str) -> OrtFunction:
         """Load a graph without a cache; raises as `OrtFunction` does."""
-        return OrtFunction(self._bundle / self._graphs[name].path, self._num_threads)
+        spec = self._graphs[name]
+        dequantize = "fp8" in spec.stored_types
+        return OrtFunction(self._bundle / spec.path, self._num_threads, dequantize=dequantize)
 
 
 def describe_machine(num_threads: int) -> str:
@@ -212,7 +215,7 @@ def _open_session(graph: Path, num_threads: int, *, dequantize: bool = False) ->
     options.intra_op_num_threads = num_threads or usable_cpus()
     # Shapes change at every step: a remembered memory plan per shape would only pile up.
     options.enable_mem_pattern = False
-    if dequantize:
+    if dequantize:  # once, on loading: codes of fp8 it would multiply out anew in every step
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     try:
         return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])

@@ -2,7 +2,7 @@
 
 Everything is `ai.onnx` opset 24. Activations are fp32; weights are stored in the builder's weight
 type and cast where they are used (engines fold the cast when they load the graph). What is stored
-in another type, integers above all, is changed afterwards (`export/quantize.py`).
+in another type, integers and fp8 above all, is changed afterwards (`export/quantize.py`).
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from specexport.export.blocks import BLOCK_SIZE, INT_TYPES
+from specexport.export.blocks import BLOCK_SIZE
 from specexport.export.manifest import FloatType, WeightType
+from specexport.export.precision import has_codes
 
 OPSET = 24
 DATA_TYPES: dict[WeightType, ir.DataType] = {
@@ -23,6 +24,7 @@ DATA_TYPES: dict[WeightType, ir.DataType] = {
     "bf16": ir.DataType.BFLOAT16,
     "int8": ir.DataType.INT8,
     "int4": ir.DataType.INT4,
+    "fp8": ir.DataType.FLOAT8E4M3FN,
 }
 
 
@@ -168,7 +170,7 @@ class GraphBuilder:
 
 def initializer_names(name: str, weight: Weight) -> list[str]:
     """Names of the one value, or of codes and scales."""
-    return [name, f"{name}.scales"] if weight.weight_type in INT_TYPES else [name]
+    return [name, f"{name}.scales"] if has_codes(weight.weight_type) else [name]
 
 
 def initializers(name: str, weight: Weight) -> list[ir.Value]:

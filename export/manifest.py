@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -25,8 +25,11 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
 FloatType = Literal["fp32", "fp16", "bf16"]
-WeightType = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-"""How matrices are stored; integers in blocks of 32 with a scale each (`export/blocks.py`)."""
+CodeType = Literal["int8", "int4", "fp8"]
+"""Codes in blocks of 32 with a scale each (`export/blocks.py`)."""
+WeightType = FloatType | CodeType
+"""How matrices are stored."""
+WEIGHT_TYPES: tuple[WeightType, ...] = (*get_args(FloatType), *get_args(CodeType))
 
 FINAL_NORM: Literal["norm"] = "norm"
 Tap = int | Literal["norm"]
@@ -87,14 +90,21 @@ class GraphSpec(Frozen):
         return _named_types(self.weight_type, self.lm_head_type, self.embedding_type)
 
     @property
+    def stored_types(self) -> frozenset[WeightType]:
+        """The types of all matrices."""
+        named = (self.weight_type, self.lm_head_type, self.embedding_type)
+        return frozenset(each for each in named if each is not None)
+
+    @property
     def is_quantized(self) -> bool:
-        """Whether some matrices are stored as integers."""
-        return not self.computes_in_fp32 or self.embedding_type == "int8"
+        """Whether some matrices are stored as codes and scales."""
+        return not self.stored_types.isdisjoint(get_args(CodeType))
 
     @property
     def computes_in_fp32(self) -> bool:
-        """False where matrices are integers, whose products round the activations too."""
-        return not {self.weight_type, self.lm_head_type} & {"int8", "int4"}
+        """False where products on a CPU are of integers, which rounds the activations too."""
+        has_integers = not {self.weight_type, self.lm_head_type}.isdisjoint({"int8", "int4"})
+        return not has_integers or "fp8" in self.stored_types  # then all is multiplied out
 
     @property
     def cache_kinds(self) -> tuple[str, ...]:
@@ -139,6 +149,11 @@ class FunctionSpec(Frozen):
     def output_width(self) -> int:
         """Numbers of a row that it gives; 0 where that is not known."""
         return self.outputs[0].width if self.outputs else 0
+
+    @property
+    def stored_types(self) -> frozenset[WeightType]:
+        """The types of all matrices."""
+        return frozenset({self.weight_type, self.lm_head_type or self.weight_type})
 
     @property
     def stored_as(self) -> str:
@@ -270,6 +285,11 @@ class Manifest(Frozen):
             "medusa": head.medusa if head else None,
         }
         return {name: spec for name, spec in named.items() if spec is not None}
+
+    @property
+    def stored_types(self) -> frozenset[WeightType]:
+        """The types of all matrices of all graphs."""
+        return frozenset().union(*(spec.stored_types for spec in self.graphs.values()))
 
     def _graph_files(self) -> Iterator[str]:
         for spec in self.graphs.values():

@@ -1,10 +1,10 @@
 """In which types a graph's matrices are stored: what the user asked for, and what that means."""
 
 from dataclasses import dataclass
+from typing import TypeGuard, get_args
 
 from specexport.errors import ConfigError
-from specexport.export.blocks import INT_TYPES
-from specexport.export.manifest import FloatType, WeightType
+from specexport.export.manifest import CodeType, FloatType, WeightType
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class WantedTypes:
     def __post_init__(self) -> None:
         if self.embedding == "int4":  # runtimes look up no rows of packed halves of bytes
             raise ConfigError(
-                "The embedding cannot be stored as int4. Give int8 (--embedding-weights int8), or "
-                "a type of floats."
+                "The embedding cannot be stored as int4. Give int8 (--embedding-weights int8), fp8 "
+                "or a type of floats."
             )
 
 
@@ -32,17 +32,17 @@ class Precision:
     lm_head: WeightType
     embedding: WeightType
     rest: FloatType
-    """Of matrices that cannot be stored as integers."""
+    """Of matrices that cannot be stored as codes."""
 
     @classmethod
     def of(cls, wanted: WantedTypes, own: FloatType) -> "Precision":
         """Whatever is left open stays as it is in the checkpoint, `own`.
 
-        Only the output matrix follows the body: where that is int8 or int4, it is int8.
+        Only the output matrix follows the body; where that is int4, it is int8.
         """
         body = wanted.body or own
-        rest = own if is_int(body) else body
-        lm_head = wanted.lm_head or ("int8" if is_int(body) else rest)
+        rest = own if has_codes(body) else body
+        lm_head = wanted.lm_head or ("int8" if body == "int4" else body)
         return cls(body, lm_head, wanted.embedding or rest, rest)  # type: ignore[arg-type]
 
     def is_rounded(self, own: FloatType) -> bool:
@@ -50,6 +50,6 @@ class Precision:
         return not {self.body, self.lm_head, self.embedding} <= {"fp32", own}
 
 
-def is_int(weight_type: WeightType) -> bool:
+def has_codes(weight_type: WeightType) -> TypeGuard[CodeType]:
     """Whether it is stored as codes and scales."""
-    return weight_type in INT_TYPES
+    return weight_type in get_args(CodeType)

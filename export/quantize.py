@@ -1,4 +1,4 @@
-"""A pass over a built graph: matrices in other types than the builder's, integers above all.
+"""A pass over a built graph: matrices in other types than the builder's, integers and fp8 above all.
 
 Codes and scales are made when the weights are written (`export/blocks.py`); here only nodes and
 recipes change. C are codes, S scales, one for each block of 32 inputs:
@@ -7,7 +7,8 @@ recipes change. C are codes, S scales, one for each block of 32 inputs:
    ONNX Runtime turns into one product with integer weights when it loads the graph;
 2. `Gemm(x, W^T) + b`, the output matrix → the same, and `Add`; as floats → `Gemm` with a `Cast`;
 3. `Gather(W, ids)`, the embedding → `DequantizeLinear(Gather(C [V, H]), Gather(S [V, H/32]))`; as
-   floats → `Gather` and `Cast`.
+   floats → `Gather` and `Cast`; as fp8 → `Gather(DequantizeLinear(C, S), ids)`, since ONNX looks up
+   no rows of fp8.
 
 What is left as the builder made it: weights marked exact (norms, biases, routers), the matrices a
 head that latent attention cuts from one, and any whose input size is no multiple of 32.
@@ -25,7 +26,7 @@ from specexport.export.blocks import BLOCK_SIZE
 from specexport.export.graph_io import DecoderGraph
 from specexport.export.layers import DATA_TYPES, Weight, initializers
 from specexport.export.manifest import WeightType
-from specexport.export.precision import Precision, is_int
+from specexport.export.precision import Precision, has_codes
 
 Role = Literal["body", "lm_head", "embedding"]
 _ROLES: dict[str, Role] = {"MatMul": "body", "Gemm": "lm_head", "Gather": "embedding"}
@@ -73,7 +74,7 @@ def quantize(
         if lent_by is not None:
             found = _with(found, use, getattr(lent_by[1].precision, use.role))
         weight_type: WeightType = getattr(found, use.role)
-        if is_int(weight_type) and use.weight.shape[-1] % BLOCK_SIZE:
+        if has_codes(weight_type) and use.weight.shape[-1] % BLOCK_SIZE:
             ragged.append(use)
             if use.role != "body":
                 found = _with(found, use, use.weight.weight_type)
@@ -138,11 +139,14 @@ def _replace(
 
 def _look_up(tape: Tape, use: _Use, values: list[ir.Value]) -> ir.Value:
     """Rows of the embedding as fp32."""
-    ids = use.node.inputs[1]
+    ids, blocks = use.node.inputs[1], {"axis": -1, "block_size": BLOCK_SIZE}
+    if values[0].dtype == DATA_TYPES["fp8"]:
+        table = tape.op("DequantizeLinear", values, attributes=blocks)
+        return tape.op("Gather", [table, ids], attributes={"axis": 0})
     rows = [tape.op("Gather", [value, ids], attributes={"axis": 0}) for value in values]
     if len(rows) == 1:
         return _to_fp32(tape, rows[0], values[0])
-    return tape.op("DequantizeLinear", rows, attributes={"axis": -1, "block_size": BLOCK_SIZE})
+    return tape.op("DequantizeLinear", rows, attributes=blocks)
 
 
 def _product(tape: Tape, use: _Use, values: list[ir.Value]) -> ir.Value:
@@ -168,9 +172,9 @@ def _initializers(
     graph: DecoderGraph, use: _Use, weight_type: WeightType, lender: DecoderGraph | None
 ) -> list[ir.Value]:
     """The matrix as `weight_type`: one value, or codes and scales, made only once."""
-    by_rows = is_int(weight_type) and use.role == "embedding"
+    by_rows = has_codes(weight_type) and use.role == "embedding"
     name = f"{use.name}.{'rows_' if by_rows else ''}{weight_type}"
-    transpose = is_int(weight_type) and not by_rows
+    transpose = has_codes(weight_type) and not by_rows
     weight = replace(use.weight, weight_type=weight_type, transpose=transpose)
     values, known = initializers(name, weight), graph.model.graph.initializers
     for value in values:

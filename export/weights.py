@@ -17,6 +17,7 @@ from specexport.export.graph_io import DecoderGraph
 from specexport.export.layers import DATA_TYPES, Weight, initializer_names
 from specexport.export.manifest import FileEntry
 from specexport.export.mtp_tensors import mtp_tensors
+from specexport.export.precision import has_codes
 
 _ALIGNMENT = 4096  # a page, so that engines can map tensors
 _BLOCK_BYTES = 1 << 26
@@ -111,11 +112,11 @@ def _arrays(
 def _read(weight: Weight, checkpoint: TensorSource) -> list[np.ndarray[Any, Any]]:
     """The one array, or codes and scales."""
     tensor = checkpoint.tensor(weight.source)
-    if (int_type := weight.weight_type) == "int8" or int_type == "int4":
-        codes, scales = quantize(tensor, int_type, weight.source)
+    if has_codes(code_type := weight.weight_type):
+        codes, scales = quantize(tensor, code_type, weight.source)
         del tensor
         codes, scales = _oriented(codes, weight), _oriented(scales, weight)
-        return [pack_int4(codes) if int_type == "int4" else codes, scales]
+        return [pack_int4(codes) if code_type == "int4" else codes, scales]
     tensor = as_dtype(tensor, weight.weight_type, weight.source)
     if (rows := weight.head_rows) is not None:
         blocks = tensor.reshape(rows.num_heads, -1, *tensor.shape[1:])

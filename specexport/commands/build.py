@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,7 @@ from specexport.commands.inspect_engine import engine_report
 from specexport.commands.option_types import AcceptanceType, TreeType
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import MANIFEST_NAME, FloatType, Manifest, WeightType
+from specexport.export.manifest import MANIFEST_NAME, WEIGHT_TYPES, Manifest, WeightType
 from specexport.export.methods import (
     DraftMethod,
     DynamicTreeSpec,
@@ -111,26 +111,26 @@ Examples:
 @click.option(
     "--weights",
     "weight_type",
-    type=click.Choice(get_args(WeightType)),
+    type=click.Choice(WEIGHT_TYPES),
     help="How matrices are stored  [default: as in the checkpoint]. int8 and int4 are lossy and "
     "several times as fast on a CPU.",
 )
 @click.option(
     "--lm-head-weights",
     "lm_head_type",
-    type=click.Choice(get_args(WeightType)),
+    type=click.Choice(WEIGHT_TYPES),
     help="The same for the output matrix  [default: int8 with --weights int8 or int4].",
 )
 @click.option(
     "--embedding-weights",
     "embedding_type",
-    type=click.Choice([*get_args(FloatType), "int8"]),
+    type=click.Choice([each for each in WEIGHT_TYPES if each != "int4"]),
     help="The same for the embedding  [default: as in the checkpoint with --weights int8 or int4].",
 )
 @click.option(
     "--draft-weights",
     "draft_weight_type",
-    type=click.Choice(get_args(WeightType)),
+    type=click.Choice(WEIGHT_TYPES),
     help="The same for the draft model or head  [default: that of --weights].",
 )
 @click.option(

@@ -1,7 +1,7 @@
 """How far the bundle as it runs is from a model in PyTorch: perplexities and KL divergence.
 
 What integer weights cost has two parts: the weights are rounded, and ONNX Runtime's kernels round
-the activations that they multiply to int8, in blocks of 32. Neither can be held to a largest
+the activations that they multiply to int8, in blocks of 32; of other types the first alone. Neither can be held to a largest
 difference of a logit; both are measured here, each against its own reference.
 """
 

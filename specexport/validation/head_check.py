@@ -38,7 +38,7 @@ class HeadCheck:
         if spec is None:
             return None, None
         if self.manifest.target.is_quantized or _weight_type(spec) not in get_args(FloatType):
-            return None, "its bundle holds integer matrices"
+            return None, "its bundle holds matrices of integers or fp8"
         if self.manifest.method.kind == "mtp":
             try:
                 mtp = TorchMtp(self.target, _weight_type(spec))

@@ -118,7 +118,7 @@ class ValidationReport(_Frozen):
     kernels: DivergenceReport | None = None
     """Integer weights: what rounding the activations costs, against the same weights in fp32."""
     loss: DivergenceReport | None = None
-    """Integer weights: what all rounding costs, against the checkpoint's own numbers."""
+    """Weights in fewer bits: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
     tensorrt: DialectReport
     method: str
@@ -207,7 +207,7 @@ def _verdict(report: ValidationReport) -> Iterator[str]:
 
 
 def _add_divergences(table: Table, report: ValidationReport) -> None:
-    """What integer weights cost; there is nothing to say of others."""
+    """What weights in fewer bits cost; there is nothing to say of others."""
     if (kernels := report.kernels) is not None:
         _add(
             table,

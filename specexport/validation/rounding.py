@@ -44,8 +44,8 @@ def _round_model(model: Any, spec: GraphSpec) -> None:  # noqa: ANN401 - transfo
 def round_matrix(tensor: torch.Tensor, weight_type: WeightType) -> torch.Tensor:
     """A matrix (or several) as `weight_type` holds it, fp32; vectors as they are.
 
-    Integers have a scale for each 32 numbers of the last axis; where that does not come out even,
-    the matrix is left as it is.
+    Integers and fp8 have a scale for each 32 numbers of the last axis; where that does not come out
+    even, the matrix is left as it is.
     """
     if tensor.ndim < 2:
         return tensor
@@ -54,11 +54,13 @@ def round_matrix(tensor: torch.Tensor, weight_type: WeightType) -> torch.Tensor:
     if tensor.shape[-1] % _BLOCK:
         return tensor
     blocks = tensor.float().reshape(*tensor.shape[:-1], -1, _BLOCK)
-    if weight_type == "int8":
-        low, high, scale = -127, 127, blocks.abs().amax(-1, keepdim=True) / 127
-    else:  # the number of the largest magnitude, whatever its sign, becomes code -8
+    if weight_type == "int4":  # the number of the largest magnitude, whatever its sign, is code -8
         least, most = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
         low, high, scale = -8, 7, torch.where(-least > most, least, most) / -8
+    else:
+        high = {"int8": 127, "fp8": 448}[weight_type]
+        low, scale = -high, blocks.abs().amax(-1, keepdim=True) / high
     scale = torch.where(scale == 0, 1.0, scale)
-    codes = (blocks / scale).round().clamp(low, high)
+    quotients = (blocks / scale).clamp(low, high)
+    codes = quotients.to(torch.float8_e4m3fn).float() if weight_type == "fp8" else quotients.round()
     return (codes * scale).reshape(tensor.shape)

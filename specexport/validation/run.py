@@ -111,7 +111,7 @@ def validate(
     kernels = None if is_exact else _diverge(bundle, manifest.target, reference, prompts)
     del reference
     loss = None
-    if manifest.target.is_quantized:
+    if manifest.target.is_rounded:
         loss = _diverge(bundle, manifest.target, Reference(source), prompts)
     draft = _validate_draft(bundle, manifest, options, texts)
     dialect = check_dialect(bundle, manifest)

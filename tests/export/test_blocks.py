@@ -7,23 +7,25 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from specexport.errors import CheckpointError
-from specexport.export.blocks import IntType, pack_int4, quantize
+from specexport.export.blocks import pack_int4, quantize
+from specexport.export.manifest import CodeType
 
-INT_TYPES: tuple[IntType, ...] = ("int8", "int4")
+CODE_TYPES: tuple[CodeType, ...] = ("int8", "int4", "fp8")
 
 
 def random(*shape: int) -> Any:
     return np.random.default_rng(0).normal(0, 0.3, shape).astype(np.float32)
 
 
-def dequantized(matrix: Any, int_type: IntType) -> Any:
-    codes, scales = quantize(matrix, int_type, "w")
+def dequantized(matrix: Any, code_type: CodeType) -> Any:
+    codes, scales = quantize(matrix, code_type, "w")
     return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), 32, axis=1)
 
 
@@ -36,6 +38,17 @@ def test_int8_is_q8_0_of_gguf() -> None:
     np.testing.assert_allclose(scales, expected, rtol=2**-11)  # fp16 rounds
 
 
+def test_fp8_is_torchs_e4m3_of_what_the_scale_leaves() -> None:
+    matrix = random(48, 96)
+    codes, scales = quantize(matrix, "fp8", "w")
+    blocks = torch.from_numpy(matrix).reshape(48, 3, 32)
+    expected = blocks.abs().amax(-1, keepdim=True) / 448
+    np.testing.assert_array_equal(scales, expected[..., 0])
+    bits = (blocks / expected).to(torch.float8_e4m3fn).view(torch.uint8)
+    np.testing.assert_array_equal(codes.view(np.uint8), bits.reshape(48, 96))
+    assert len(np.unique(codes.view(np.uint8))) > 100  # of 253
+
+
 def test_int4_is_q4_0_of_gguf() -> None:
     matrix = random(48, 96)
     stored = gguf.quants.quantize(matrix, Kind.Q4_0).reshape(48, 3, 18)  # fp16 scale, 16 pairs
@@ -46,7 +59,7 @@ def test_int4_is_q4_0_of_gguf() -> None:
     np.testing.assert_allclose(scales, stored[..., :2].copy().view(np.float16)[..., 0], rtol=2**-11)
 
 
-@pytest.mark.parametrize("int_type", INT_TYPES)
+@pytest.mark.parametrize("code_type", CODE_TYPES)
 @given(
     arrays(
         np.float32,
@@ -54,32 +67,34 @@ def test_int4_is_q4_0_of_gguf() -> None:
         elements=st.floats(-(2.0**100), 2.0**100, width=32).map(lambda x: x * (abs(x) > 2.0**-100)),
     )
 )
-def test_no_number_is_off_by_more_than_its_scale_allows(int_type: IntType, matrix: Any) -> None:
-    codes, scales = quantize(matrix, int_type, "w")
+def test_no_number_is_off_by_more_than_its_scale_allows(code_type: CodeType, matrix: Any) -> None:
+    codes, scales = quantize(matrix, code_type, "w")
     assert (np.abs(scales) > 0).all()
     step = np.repeat(np.abs(scales.astype(np.float64)), 32, axis=1)
-    error = np.abs(codes * np.repeat(scales.astype(np.float64), 32, axis=1) - matrix)
-    # Half a step; a whole one where int4 has no code 8 for a number as large as the extreme.
-    bound = np.where((codes == 7) & (int_type == "int4"), step, step / 2)
+    error = np.abs(dequantized(matrix, code_type) - matrix)
+    if code_type == "fp8":  # half of the last of three bits of fraction, or of 2^-9 steps
+        bound = np.maximum(np.abs(matrix) / 16, step * 2.0**-10)
+    else:  # half a step; a whole one where int4 has no code 8 for a number as large as the extreme
+        bound = np.where((codes == 7) & (code_type == "int4"), step, step / 2)
     assert (error <= bound * (1 + 1e-5)).all()
 
 
-@pytest.mark.parametrize("int_type", INT_TYPES)
-def test_a_block_of_zeros_stays_zero(int_type: IntType) -> None:
+@pytest.mark.parametrize("code_type", CODE_TYPES)
+def test_a_block_of_zeros_stays_zero(code_type: CodeType) -> None:
     matrix = random(2, 64)
     matrix[:, 32:] = 0
-    codes, scales = quantize(matrix, int_type, "w")
-    assert not codes[:, 32:].any()
+    codes, scales = quantize(matrix, code_type, "w")
+    assert not codes[:, 32:].astype(np.float32).any()
     assert (scales[:, 1] == 1).all()
     assert not np.signbit(scales[:, 1]).any()
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("int_type", INT_TYPES)
-def test_the_largest_number_is_met_whatever_its_sign(int_type: IntType, sign: int) -> None:
+@pytest.mark.parametrize("code_type", CODE_TYPES)
+def test_the_largest_number_is_met_whatever_its_sign(code_type: CodeType, sign: int) -> None:
     matrix = random(5, 32)
     matrix[:, 7] = sign * 2.0
-    np.testing.assert_allclose(dequantized(matrix, int_type)[:, 7], sign * 2.0, rtol=1e-6)
+    np.testing.assert_allclose(dequantized(matrix, code_type)[:, 7], sign * 2.0, rtol=1e-6)
 
 
 def test_opposite_extremes_of_one_size() -> None:
@@ -89,12 +104,12 @@ def test_opposite_extremes_of_one_size() -> None:
     np.testing.assert_array_equal(dequantized(matrix, "int4")[0, :2], [4, -3.5])  # there is no 8
 
 
-@pytest.mark.parametrize("int_type", INT_TYPES)
-def test_numbers_too_small_for_a_scale_become_zero(int_type: IntType) -> None:
+@pytest.mark.parametrize("code_type", CODE_TYPES)
+def test_numbers_too_small_for_a_scale_become_zero(code_type: CodeType) -> None:
     tiny = np.full((1, 32), np.finfo(np.float32).smallest_subnormal, np.float32)
-    codes, scales = quantize(tiny, int_type, "w")
+    codes, scales = quantize(tiny, code_type, "w")
     assert (scales == 1).all()
-    assert not codes.any()
+    assert not codes.astype(np.float32).any()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -113,13 +128,13 @@ def test_many_rows_are_quantized_like_few() -> None:
     np.testing.assert_array_equal(scales[4990:], tail[1])
 
 
-@pytest.mark.parametrize("int_type", INT_TYPES)
+@pytest.mark.parametrize("code_type", CODE_TYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_refused_by_name(int_type: IntType, bad: float) -> None:
+def test_what_is_no_number_is_refused_by_name(code_type: CodeType, bad: float) -> None:
     matrix = random(2, 32)
     matrix[1, 3] = bad
-    with pytest.raises(CheckpointError, match=f"layer.weight holds infinite .* {int_type} cannot"):
-        quantize(matrix, int_type, "layer.weight")
+    with pytest.raises(CheckpointError, match=f"layer.weight holds infinite .* {code_type} cannot"):
+        quantize(matrix, code_type, "layer.weight")
 
 
 @pytest.mark.parametrize("shape", [(32, 3), (64, 5), (32, 8)])

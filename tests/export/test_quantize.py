@@ -1,9 +1,11 @@
-"""Bundles with integer matrices: the same model where integers can hold it, and fused kernels."""
+"""Bundles of integers and fp8: the same model where codes can hold it, and fused kernels."""
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +19,7 @@ from specexport.engines.ort import OrtFunction, OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import GraphSpec, Manifest, WeightType
+from specexport.export.manifest import CodeType, GraphSpec, Manifest, WeightType
 from specexport.export.methods import DraftMethod, HeadMethod, MedusaMethod, NoMethod
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.engine import Engine
@@ -29,6 +31,7 @@ from tests.tiny import VOCAB_SIZE, make_model, write_checkpoint
 
 IDS = list(range(1, 40))
 LENGTH = 64
+_MULTIPLY_OUT = "session.disable_quant_qdq"
 # fp32 on both sides, as for bundles that are not quantized.
 ATOL = 2e-5
 # Sizes that are multiples of 32, so that every matrix is quantized.
@@ -81,9 +84,13 @@ def initializers(folder: Path, path: str = "target/model.onnx") -> dict[str, Any
     return {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
 
 
-def optimized_operators(folder: Path, path: str = "target/model.onnx") -> Counter[str]:
+def optimized_operators(
+    folder: Path, path: str = "target/model.onnx", entries: Mapping[str, str] = MappingProxyType({})
+) -> Counter[str]:
     """What ONNX Runtime makes of a graph when it loads it."""
     options = ort.SessionOptions()
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     options.log_severity_level = 3  # it warns that the file is of this machine alone
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     ort.InferenceSession(folder / "bundle" / path, options, providers=["CPUExecutionProvider"])
@@ -91,9 +98,9 @@ def optimized_operators(folder: Path, path: str = "target/model.onnx") -> Counte
     return Counter(node.op_type for node in model.graph.node)
 
 
-@pytest.mark.parametrize("weight_type", ["int8", "int4"])
+@pytest.mark.parametrize("weight_type", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize("family", EVEN)
-def test_weights_that_integers_can_hold_give_the_unquantized_model(
+def test_weights_that_codes_can_hold_give_the_unquantized_model(
     family: str, weight_type: str, tmp_path: Path
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", family, **EVEN[family])
@@ -130,6 +137,29 @@ def test_integer_kernels_stay_near_the_exact_product(weight_type: str, tmp_path:
     assert 0 < np.abs(found - exact).mean() < 0.1
 
 
+@pytest.mark.parametrize("types", [{"weight_type": "fp8"}, {"embedding_type": "fp8"}])
+def test_fp8_is_multiplied_out_once_on_a_cpu(
+    types: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", **EVEN["llama"])
+    spec = export(checkpoint, tmp_path, **types).target
+    assert spec.computes_in_fp32
+    expected = logits(tmp_path, spec, dequantize=True)
+    opened, open_session = [], ort.InferenceSession
+
+    def record(path: str, options: ort.SessionOptions, **rest: Any) -> ort.InferenceSession:
+        opened.append(options.get_session_config_entry(_MULTIPLY_OUT))
+        return open_session(path, options, **rest)
+
+    monkeypatch.setattr(ort, "InferenceSession", record)
+    np.testing.assert_array_equal(logits(tmp_path, spec, dequantize=False), expected)
+    assert opened == ["1"]
+    # Without it ONNX Runtime would do so in every step.
+    monkeypatch.undo()
+    assert optimized_operators(tmp_path)["DequantizeLinear"] > 0
+    assert optimized_operators(tmp_path, entries={_MULTIPLY_OUT: "1"})["DequantizeLinear"] == 0
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_only_standard_operators_and_the_chosen_types_are_used(tied: bool, tmp_path: Path) -> None:
     sizes = {**EVEN["llama"], "tie_word_embeddings": tied}
@@ -163,6 +193,8 @@ def test_only_standard_operators_and_the_chosen_types_are_used(tied: bool, tmp_p
         ({"weight_type": "int8", "lm_head_type": "fp32"}, "int8, lm_head fp32, embedding fp32"),
         ({"lm_head_type": "fp16", "embedding_type": "bf16"}, "fp32, lm_head fp16, embedding bf16"),
         ({"weight_type": "bf16", "lm_head_type": "fp32"}, "bf16, lm_head fp32"),
+        ({"weight_type": "fp8", "embedding_type": "fp8"}, "fp8"),
+        ({"embedding_type": "fp8"}, "fp32, embedding fp8"),
     ],
 )
 def test_output_matrix_and_embedding_have_types_of_their_own(
@@ -171,7 +203,7 @@ def test_output_matrix_and_embedding_have_types_of_their_own(
     sizes = {**EVEN["llama"], "tie_word_embeddings": tied}
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", **sizes)
     # 127 * 2^n and its multiples have 7 bits: they fit bf16 and fp16 as well.
-    snap_checkpoint(checkpoint, "int8")
+    snap_checkpoint(checkpoint, "fp8" if "fp8" in types.values() else "int8")
     manifest = export(checkpoint, tmp_path, **types)
     assert manifest.target.stored_as == stored_as
     found = logits(tmp_path, manifest.target, dequantize=True)
@@ -214,7 +246,7 @@ def test_a_bf16_checkpoint_keeps_what_is_not_quantized_in_bf16(tmp_path: Path) -
     np.testing.assert_allclose(found, expected, atol=ATOL)
 
 
-@pytest.mark.parametrize("weight_type", ["int8", "int4"])
+@pytest.mark.parametrize("weight_type", ["int8", "int4", "fp8"])
 def test_the_codes_are_in_the_order_that_onnx_reads(
     weight_type: WeightType, tmp_path: Path
 ) -> None:
@@ -260,11 +292,27 @@ def test_a_draft_model_is_stored_like_its_target_unless_told_otherwise(tmp_path:
     assert manifest.draft.stored_as == manifest.target.stored_as == "int8, embedding fp32"
 
 
-def medusa_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+def test_speculation_over_fp8_is_exact(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", **EVEN["llama"])
+    manifest = export(
+        checkpoint,
+        tmp_path,
+        method=DraftMethod(),
+        draft=str(checkpoint),
+        weight_type="fp8",
+        draft_weight_type="int4",
+    )
+    assert manifest.draft is not None
+    assert manifest.target.stored_as == "fp8, embedding fp32"
+    assert manifest.draft.stored_as == "int4, lm_head int8, embedding fp32"
+    assert greedy(tmp_path / "bundle") == greedy(tmp_path / "bundle", "none")
+
+
+def medusa_tensors(code_type: str) -> dict[str, torch.Tensor]:
     """Three heads of one block, which use the target's output matrix."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return {
-        f"blocks.{i}.layers.0.weight": snap(torch.randn(32, 32, generator=generator) * 0.2, "int8")
+        f"blocks.{i}.layers.0.weight": snap(torch.randn(32, 32, generator=generator) * 0.2, code_type)
         for i in range(3)
     }
 
@@ -279,7 +327,7 @@ def write_medusa(folder: Path, config: dict[str, Any], tensors: dict[str, torch.
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("target_type", "draft_type", "num_fused"),
-    [("int8", None, 4), ("int8", "fp32", 1), ("fp32", "int8", 3)],
+    [("int8", None, 4), ("int8", "fp32", 1), ("fp32", "int8", 3), ("fp8", None, 0)],
 )
 def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
     target_type: WeightType,
@@ -290,8 +338,9 @@ def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
 ) -> None:
     sizes = {**EVEN["llama"], "tie_word_embeddings": tied}
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", **sizes)
-    snap_checkpoint(checkpoint, "int8")
-    tensors = medusa_tensors()
+    code_type = "fp8" if target_type == "fp8" else "int8"
+    snap_checkpoint(checkpoint, code_type)
+    tensors = medusa_tensors(code_type)
     head = write_medusa(tmp_path / "head", {"original_lm_head": True}, tensors)
     manifest = export(
         checkpoint,
@@ -312,10 +361,12 @@ def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
         if VOCAB_SIZE in i.dims
     }
     output = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    wanted = [f"{output}.int8", f"{output}.int8.scales"] if target_type == "int8" else [output]
+    codes = f"{output}.{target_type}"
+    wanted = [output] if target_type == "fp32" else [codes, f"{codes}.scales"]
     assert places == dict.fromkeys(wanted, "model.weights")
     # One product for all heads: integer kernels are used by a matrix that is read once.
-    operators = optimized_operators(tmp_path, path)
+    entries = {_MULTIPLY_OUT: "1"} if target_type == "fp8" else {}
+    operators = optimized_operators(tmp_path, path, entries)
     assert operators["MatMulNBits"] == num_fused
     assert operators["DequantizeLinear"] == 0
 
@@ -330,7 +381,7 @@ def test_heads_read_the_targets_output_matrix_as_the_target_stores_it(
     np.testing.assert_allclose(found, torch.stack(expected, dim=1).numpy(), atol=ATOL)
 
 
-def eagle_tensors(method: str) -> dict[str, torch.Tensor]:
+def eagle_tensors(method: str, code_type: str) -> dict[str, torch.Tensor]:
     """A head of one layer; the one of EAGLE-3 has an embedding and an output matrix of its own."""
     random = Random()
     if method == "eagle":
@@ -345,21 +396,22 @@ def eagle_tensors(method: str) -> dict[str, torch.Tensor]:
             **{f"{name}.weight": random.norm(32) for name in norms},
             **layer,
         }
-    return {name: snap(tensor, "int8") for name, tensor in tensors.items()}
+    return {name: snap(tensor, code_type) for name, tensor in tensors.items()}
 
 
+@pytest.mark.parametrize("code_type", ["int8", "fp8"])
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_a_quantized_head_is_the_same_head_where_integers_can_hold_it(
-    method: Literal["eagle", "eagle3"], tmp_path: Path
+def test_a_quantized_head_is_the_same_head_where_codes_can_hold_it(
+    method: Literal["eagle", "eagle3"], code_type: CodeType, tmp_path: Path
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", "llama", num_hidden_layers=8)
-    snap_checkpoint(checkpoint, "int8")
+    snap_checkpoint(checkpoint, code_type)
     config = {**LAYER_CONFIG, "architectures": ["LlamaForCausalLM"]}
     if method == "eagle3":
         config["draft_vocab_size"] = VOCAB_SIZE
-    head = write_head(tmp_path / "head", config, eagle_tensors(method))
+    head = write_head(tmp_path / "head", config, eagle_tensors(method, code_type))
     found = {}
-    for weight_type in ("fp32", "int8"):
+    for weight_type in ("fp32", code_type):
         (tmp_path / weight_type).mkdir()
         manifest = export(
             checkpoint,
@@ -384,8 +436,8 @@ def test_a_quantized_head_is_the_same_head_where_integers_can_hold_it(
         with OrtRunner(bundle / spec.path, spec, profile) as runner:
             found[weight_type] = runner.run(replace(step, hidden_states=features)).logits.copy()
     # The fp32 head equals the paper's equation (tests/export/heads).
-    np.testing.assert_allclose(found["int8"], found["fp32"], atol=ATOL)
-    assert greedy(tmp_path / "int8" / "bundle")  # and it runs
+    np.testing.assert_allclose(found[code_type], found["fp32"], atol=ATOL)
+    assert greedy(tmp_path / code_type / "bundle")  # and it runs
 
 
 def test_int4_embeddings_and_weights_of_no_drafter_are_refused() -> None:

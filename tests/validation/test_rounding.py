@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,15 @@ def test_a_matrix_is_rounded_as_by_gguf(weight_type: WeightType) -> None:
     np.testing.assert_allclose(round_matrix(matrix, weight_type), expected, rtol=2**-10)
 
 
-@pytest.mark.parametrize("weight_type", KINDS)
+def test_a_matrix_is_rounded_to_fp8_as_by_ml_dtypes() -> None:
+    matrix = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
+    blocks = matrix.numpy().reshape(48, 3, 32)
+    scales = np.abs(blocks).max(-1, keepdims=True) / np.float32(448)
+    expected = (blocks / scales).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales
+    np.testing.assert_array_equal(round_matrix(matrix, "fp8"), expected.reshape(48, 96))
+
+
+@pytest.mark.parametrize("weight_type", [*KINDS, "fp8"])
 def test_vectors_and_ragged_matrices_are_left_alone(weight_type: WeightType) -> None:
     for shape in ((96,), (8, 48)):
         tensor = torch.randn(*shape)
