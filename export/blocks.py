@@ -12,7 +12,7 @@ scales below zero for int4 alone. A block of zeros has scale 1. Two int4 share a
 the low half, as ONNX packs them.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np

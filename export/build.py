@@ -23,7 +23,8 @@ from specexport.export.methods import (
 from specexport.export.output import check_output, check_space, whole_or_nothing
 from specexport.export.parts import HeadPart, ModelPart, ModelSource, Progress, Sizes
 from specexport.export.precision import WantedTypes
-from specexport.export.tensorrt.engines import Told, add_engine
+from specexport.export.tensorrt.engines import add_engine
+from specexport.export.tensorrt.timing_cache import Told
 from specexport.export.tensorrt.wanted import WantedEngine
 from specexport.export.vocabulary import check_tokenizer, require_same_vocabulary
 from specexport.export.weights import MTP_NOTE
@@ -48,9 +49,9 @@ class BuildOptions:
     weight_type: WeightType | None = None
     """None keeps the checkpoint's own."""
     lm_head_type: WeightType | None = None
-    """Of the output matrix; None: int8 where the others are int8 or int4, else as they are."""
+    """Of the output matrix; None: int8 where the others are int4, else as they are."""
     embedding_type: WeightType | None = None
-    """None: the checkpoint's own where the others are int8 or int4, else as they are."""
+    """None: the checkpoint's own where the others are codes, else as they are."""
     draft_weight_type: WeightType | None = None
     """Of the draft model or head; None: `weight_type`."""
     max_length: int | None = None
@@ -71,6 +72,17 @@ class BuildOptions:
         """Of the draft model or head."""
         body = self.draft_weight_type or self.weight_type
         return Sizes(replace(self.sizes.types, body=body), self.max_length)
+
+    @property
+    def stored_types(self) -> frozenset[WeightType]:
+        """Those asked for."""
+        asked = (
+            self.weight_type,
+            self.lm_head_type,
+            self.embedding_type,
+            self.draft_weight_type,
+        )
+        return frozenset(each for each in asked if each is not None)
 
     def __post_init__(self) -> None:
         if (self.draft is not None) != isinstance(self.method, DraftMethod):
@@ -110,7 +122,7 @@ def build(
     sources = [s for s in (source, options.draft, options.head) if s is not None]
     check_output(output, sources, overwrite=options.overwrite)
     for engine in options.engines:
-        engine.resolve()  # refuses what is missing before anything is written
+        engine.resolve(options.stored_types)  # refuses what is missing before anything is written
     model = ModelSource.open(source, "target")
     plan = plan_head(kind, options.head, model.checkpoint, model.config)
     target = model.plan(sizes, plan.taps if plan else ())

@@ -1,4 +1,4 @@
-"""A pass over a built graph: matrices in other types than the builder's, integers and fp8 above all.
+"""A pass over a built graph: matrices in other types than the builder's, codes above all.
 
 Codes and scales are made when the weights are written (`export/blocks.py`); here only nodes and
 recipes change. C are codes, S scales, one for each block of 32 inputs:

@@ -16,7 +16,9 @@ def snap(tensor: torch.Tensor, weight_type: str) -> torch.Tensor:
     largest = {"int8": 127, "int4": 7, "fp8": 448}[weight_type]
     scale = 2 ** torch.ceil(torch.log2(blocks.abs().amax(-1, keepdim=True) / largest))
     quotients = blocks / scale
-    codes = quotients.to(torch.float8_e4m3fn).double() if weight_type == "fp8" else quotients.round()
+    codes = (
+        quotients.to(torch.float8_e4m3fn).double() if weight_type == "fp8" else quotients.round()
+    )
     extreme = blocks.abs().argmax(-1, keepdim=True)
     sign = codes.gather(-1, extreme).sign()
     codes.scatter_(-1, extreme, sign * (8 if weight_type == "int4" else largest))

@@ -1,6 +1,6 @@
 """The engines of a bundle: a plan of each graph, beside the graphs and in the manifest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -9,17 +9,15 @@ from specexport.export.engine_spec import EngineSpec, FloatType
 from specexport.export.manifest import GraphSpec, Manifest, read_manifest, verify_files
 from specexport.export.output import whole_or_nothing
 from specexport.export.tensorrt.maker import PlanMaker, known_plans
+from specexport.export.tensorrt.timing_cache import Told
 from specexport.export.tensorrt.wanted import WantedEngine
-
-Told = Callable[[str], None]
-"""Called with what is done next."""
 
 
 def add_engines(bundle: Path, wanted: Sequence[WantedEngine], tell: Told) -> Manifest:
     """Build engines of a bundle that is there, in place; its manifest with them, written."""
-    for engine in wanted:
-        engine.resolve()
     manifest = read_manifest(bundle)
+    for engine in wanted:
+        engine.resolve(manifest.stored_types)
     verify_files(bundle, manifest)
     for engine in wanted:
         manifest = add_engine(bundle, manifest, engine, previous=bundle, tell=tell)
@@ -42,7 +40,7 @@ def add_engine(
             plans = {}
             for name, maker in makers.items():
                 tell(f"Building the {engine.backend} plan of {name} for {', '.join(engine.gpus)}")
-                plans[name] = maker.write(folder / f"{name}.plan", known)
+                plans[name] = maker.write(folder / f"{name}.plan", known, tell)
     finally:
         with suppress(OSError):  # other engines are there
             engines.rmdir()
@@ -55,7 +53,7 @@ def plan_makers(
     bundle: Path, manifest: Manifest, wanted: WantedEngine
 ) -> tuple[EngineSpec, dict[str, PlanMaker]]:
     """The engine without its plans, and what makes the plan of each graph."""
-    library, gpus = wanted.resolve()
+    library, gpus = wanted.resolve(manifest.stored_types)
     engine = EngineSpec(
         backend=library.backend,
         library_version=library.version,
@@ -71,6 +69,6 @@ def plan_makers(
 
 
 def _own_precision(spec: GraphSpec) -> FloatType:
-    """As the matrices are stored; integers are multiplied out to fp16."""
+    """As the matrices are stored; codes are multiplied out to fp16."""
     stored = spec.weight_type
     return stored if stored in get_args(FloatType) else "fp16"  # type: ignore[return-value]

@@ -24,6 +24,7 @@ from specexport.export.tensorrt.library import Library
 from specexport.export.tensorrt.lint import lint
 from specexport.export.tensorrt.plan import PlanOptions, build_plan
 from specexport.export.tensorrt.profiles import Limits, make_profiles
+from specexport.export.tensorrt.timing_cache import Told
 from specexport.export.tensorrt.wanted import WantedEngine
 
 
@@ -43,7 +44,12 @@ class PlanMaker:
         """The graph's."""
         return self.manifest.graphs[self.name]
 
-    def write(self, path: Path, known: dict[str, tuple[Path, PlanSpec]]) -> PlanSpec:
+    def write(
+        self,
+        path: Path,
+        known: dict[str, tuple[Path, PlanSpec]],
+        tell: Told = lambda what: None,
+    ) -> PlanSpec:
         """Write the plan, or take one of `known` by its key."""
         limits, options = self._limits(), self._options()
         graph = self.bundle / self.spec.path
@@ -54,7 +60,7 @@ class PlanMaker:
         if key in known and _link(*known[key], path):
             own = {"path": final, "graph_sha256": graph_sha256}
             return known[key][1].model_copy(update=own)
-        built = build_plan(self.library, model, graph, options)
+        built = build_plan(self.library, model, graph, options, tell)
         path.write_bytes(built.data)
         entry = hash_file(path)
         return PlanSpec(

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from specexport.errors import EngineError
 from specexport.export.engine_spec import ShapeProfile, SizeRange
 from specexport.export.tensorrt.library import Library
+from specexport.export.tensorrt.timing_cache import Told, timing_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,13 @@ class Plan:
     peak_memory_mb: int
 
 
-def build_plan(library: Library, model: ir.Model, path: Path, options: PlanOptions) -> Plan:
+def build_plan(
+    library: Library,
+    model: ir.Model,
+    path: Path,
+    options: PlanOptions,
+    tell: Told = lambda what: None,
+) -> Plan:
     """Build `model`, the form of the graph at `path`, beside which its weights lie.
 
     Raises `EngineError` with the library's reasons.
@@ -50,7 +57,8 @@ def build_plan(library: Library, model: ir.Model, path: Path, options: PlanOptio
         config = _config(library, builder, options)
         for profile in options.profiles:
             config.add_optimization_profile(_profile(builder, model, profile))
-        data = builder.build_serialized_network(network, config)
+        with timing_cache(library, config, options.gpus[0], tell):
+            data = builder.build_serialized_network(network, config)
         if data is None:
             raise EngineError("no plan was made")
     return Plan(

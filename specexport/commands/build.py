@@ -16,7 +16,13 @@ from specexport.commands.inspect_engine import engine_report
 from specexport.commands.option_types import AcceptanceType, TreeType
 from specexport.errors import ConfigError
 from specexport.export.build import BuildOptions, build
-from specexport.export.manifest import MANIFEST_NAME, WEIGHT_TYPES, Manifest, WeightType
+from specexport.export.manifest import (
+    MANIFEST_NAME,
+    WEIGHT_TYPES,
+    Manifest,
+    WeightType,
+    read_manifest,
+)
 from specexport.export.methods import (
     DraftMethod,
     DynamicTreeSpec,
@@ -53,11 +59,12 @@ Examples:
   specexport build HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2
   specexport build ./Qwen2.5-Coder-1.5B-Instruct --draft ./Qwen2.5-Coder-0.5B-Instruct -o coder
   specexport build model.gguf --method ngram -k 8 -o bundle
-  specexport build model.gguf --weights int8 -o fast
+  specexport build model.gguf --precision int8 -o fast
   specexport build ./Llama-3.1-8B-Instruct --method eagle3 --head ./EAGLE3-LLaMA3.1-8B -o eagle
   specexport build ./MiMo-7B-RL --method mtp -o mimo
   specexport build model.gguf -o edge --engine tensorrt-rtx --gpu sm89,sm120 --precision fp16
   specexport build edge --engine tensorrt-rtx --gpu sm86
+  specexport build model.gguf -o ada --engine tensorrt-rtx --gpu sm89 --precision fp8
 """
 
 
@@ -113,19 +120,20 @@ Examples:
     "weight_type",
     type=click.Choice(WEIGHT_TYPES),
     help="How matrices are stored  [default: as in the checkpoint]. int8 and int4 are lossy and "
-    "several times as fast on a CPU.",
+    "several times as fast on a CPU; fp8 is for GPUs of sm89 and up.",
 )
 @click.option(
     "--lm-head-weights",
     "lm_head_type",
     type=click.Choice(WEIGHT_TYPES),
-    help="The same for the output matrix  [default: int8 with --weights int8 or int4].",
+    help="The same for the output matrix  [default: that of --weights; int8 with int4].",
 )
 @click.option(
     "--embedding-weights",
     "embedding_type",
     type=click.Choice([each for each in WEIGHT_TYPES if each != "int4"]),
-    help="The same for the embedding  [default: as in the checkpoint with --weights int8 or int4].",
+    help="The same for the embedding  [default: that of --weights; as in the checkpoint with int8, "
+    "int4 or fp8].",
 )
 @click.option(
     "--draft-weights",
@@ -172,7 +180,7 @@ def command(
     """
     if output is None:
         bundle = Path(model)
-        _show(bundle, _only_engines(bundle, engines), as_json=as_json)
+        _show(bundle, _only_engines(bundle, engines, weight_type), as_json=as_json)
         return
     kind = method or ("draft" if draft else "ngram")
     given = {
@@ -214,8 +222,13 @@ def command(
     _show(output, manifest, as_json=as_json)
 
 
-def _only_engines(bundle: Path, engines: tuple[WantedEngine, ...]) -> Manifest:
-    """Build engines of a bundle; options of an export are refused, for there is none."""
+def _only_engines(
+    bundle: Path, engines: tuple[WantedEngine, ...], weight_type: WeightType | None
+) -> Manifest:
+    """Build engines of a bundle; options of an export are refused, for there is none.
+
+    `weight_type` is what --precision says; it must be what the bundle is.
+    """
     if not (bundle / MANIFEST_NAME).is_file():
         raise click.UsageError("Missing option '-o': the folder of the bundle to make.")
     if not engines:
@@ -232,6 +245,12 @@ def _only_engines(bundle: Path, engines: tuple[WantedEngine, ...]) -> Manifest:
                 f"{parameter.opts[-1]} is for exporting a model, and {bundle} is a bundle. "
                 "Leave it out."
             )
+    target = read_manifest(bundle).target
+    if weight_type not in (None, target.weight_type):
+        raise ConfigError(
+            f"--precision {weight_type} stores matrices, and those of {bundle} are stored already "
+            f"({target.stored_as}). Leave it out, or build another bundle from the model (-o)."
+        )
     return add_engines(bundle, engines, console.print)
 
 

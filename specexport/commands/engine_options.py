@@ -8,6 +8,8 @@ import click
 
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import Backend, FloatType
+from specexport.export.manifest import WEIGHT_TYPES, WeightType
+from specexport.export.precision import has_codes
 from specexport.export.tensorrt.wanted import WantedEngine
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,7 +25,7 @@ ENGINE_OPTIONS = (
 
 
 def engine_build_options(function: F) -> F:
-    """Add the options; what they say is the one parameter `engines`."""
+    """Add the options; what they say is `engines`, and `weight_type` for --precision int8."""
     for option in (
         click.option(
             "--weight-streaming",
@@ -46,9 +48,9 @@ def engine_build_options(function: F) -> F:
         ),
         click.option(
             "--precision",
-            type=click.Choice(get_args(FloatType)),
-            help="What a plan computes in  [default: as the matrices are stored; fp16 with int8 "
-            "or int4].",
+            type=click.Choice(WEIGHT_TYPES),
+            help="int8, int4, fp8: matrices are stored so (--weights), and plans compute in fp16. "
+            "fp32, fp16, bf16: what plans compute in  [default: as the matrices are stored].",
         ),
         click.option(
             "--gpu",
@@ -72,9 +74,24 @@ def _as_engines(function: F) -> F:
     @wraps(function)
     def command(**values: Any) -> Any:  # noqa: ANN401 - whatever the command returns
         chosen = {name: values.pop(name) for name in ENGINE_OPTIONS}
+        precision = chosen["precision"]
+        if precision is not None and has_codes(precision):
+            values["weight_type"] = _stored(precision, values["weight_type"])
+            chosen["precision"] = None
         return function(engines=_wanted(**chosen), **values)
 
     return command  # type: ignore[return-value]
+
+
+def _stored(precision: WeightType, weights: WeightType | None) -> WeightType:
+    """How matrices are stored; raises `ConfigError` where --weights says something else."""
+    if weights not in (None, precision):
+        raise ConfigError(
+            f"--precision {precision} stores matrices as {precision}, and --weights {weights} as "
+            f"{weights}. Leave one of them out; with --weights, --precision fp32, fp16 or bf16 is "
+            "what plans compute in."
+        )
+    return precision
 
 
 def _wanted(
@@ -87,7 +104,13 @@ def _wanted(
 ) -> tuple[WantedEngine, ...]:
     backends = [name for name in dict.fromkeys(engine) if name in get_args(Backend)]
     if not backends:
-        _refuse({"--gpu": gpu, "--precision": precision, "--weight-streaming": weight_streaming})
+        if precision is not None:
+            raise ConfigError(
+                f"--precision {precision} is what a plan of TensorRT computes in; a CPU computes "
+                f"in fp32. Give --engine tensorrt-rtx as well, or --weights {precision} to store "
+                "the matrices so."
+            )
+        _refuse({"--gpu": gpu, "--weight-streaming": weight_streaming})
     gpus = tuple(name.strip().lower() for names in gpu for name in names.split(","))
     return tuple(
         WantedEngine(name, gpus, precision, max_slots, step_tokens, weight_streaming)  # type: ignore[arg-type]

@@ -16,14 +16,17 @@ def engine_report(bundle: Path, manifest: Manifest, engine: EngineSpec) -> Group
     streaming = ", weights streamed" if engine.weight_streaming else ""
     title = (
         f"engine: {engine.backend} {engine.library_version} for {', '.join(engine.gpus)}, "
-        f"{engine.precision}{streaming}"
+        f"computes in {engine.precision}{streaming}"
     )
     table = Table(title=title, title_justify="left")
-    for heading in ("plan of", "MB", "layers", "built in", "build memory", "cache length"):
-        table.add_column(heading, justify="right" if heading != "plan of" else "left")
+    for heading in ("plan of", "weights stored as"):
+        table.add_column(heading)
+    for heading in ("MB", "layers", "built in", "peak build memory", "cache length"):
+        table.add_column(heading, justify="right")
     for name, plan in engine.plans.items():
         table.add_row(
             name,
+            manifest.graphs[name].stored_as,
             f"{plan.size_bytes / 1e6:.1f}",
             str(plan.num_layers),
             f"{plan.build_time_s:.1f} s",

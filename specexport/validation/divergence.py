@@ -1,8 +1,9 @@
 """How far the bundle as it runs is from a model in PyTorch: perplexities and KL divergence.
 
 What integer weights cost has two parts: the weights are rounded, and ONNX Runtime's kernels round
-the activations that they multiply to int8, in blocks of 32; of other types the first alone. Neither can be held to a largest
-difference of a logit; both are measured here, each against its own reference.
+the activations that they multiply to int8, in blocks of 32. Other types cost the first alone.
+Neither can be held to a largest difference of a logit; both are measured here, each against its own
+reference.
 """
 
 from collections.abc import Sequence

@@ -216,14 +216,20 @@ def test_validate_writes_and_prints_its_report(tiny_checkpoint: Path, tmp_path: 
     assert "passed" in succeed("validate", bundle, *options).stdout
 
 
-def test_a_rounded_bundle_is_compared_with_rounded_weights(
-    tiny_checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("weights", "rounded_to"), [("bf16", "bf16"), ("fp8", "fp8, embedding fp32")]
+)
+def test_a_rounded_bundle_is_compared_with_rounded_weights_and_its_loss_is_told(
+    weights: str, rounded_to: str, tmp_path: Path
 ) -> None:
-    succeed("build", tiny_checkpoint, "--weights", "bf16", "-o", tmp_path / "bundle")
+    checkpoint = write_checkpoint(tmp_path / "even", "llama", intermediate_size=64)
+    succeed("build", checkpoint, "--weights", weights, "-o", tmp_path / "bundle")
     options = ("--num-prompts", "3", "-n", "8", "--num-samples", "200")
     report = json.loads(succeed("validate", tmp_path / "bundle", *options, "--json").stdout)
-    assert report["rounded_to"] == "bf16"
+    assert report["rounded_to"] == rounded_to
     assert report["max_abs_logit_diff"] < 1e-3
+    assert report["kernels"] is None  # products are of fp32
+    assert 1e-7 < report["loss"]["mean_kl"] < 0.02
 
 
 def test_a_quantized_bundle_is_validated_exactly_and_its_loss_is_told(tmp_path: Path) -> None:

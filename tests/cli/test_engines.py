@@ -36,7 +36,9 @@ def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_build_and_inspect_report_the_plans(bundle: Path) -> None:
     shown = _run("inspect", bundle)
     for words in (
-        "for sm89, sm120, fp16",
+        "for sm89, sm120, computes in fp16",
+        "weights stored as",
+        "peak build memory",
         "step: batch 1 to 8, query 1 to 7",
         "prefill: batch 1 to 8, query 1 to 256",
         "caches of 8 requests",
@@ -92,7 +94,7 @@ def test_doctor_checks_the_engines_of_a_bundle(bundle: Path) -> None:
     ("options", "message"),
     [
         (("--gpu", "sm89"), "--gpu is for plans of TensorRT. Give --engine tensorrt-rtx"),
-        (("--precision", "fp16"), "--precision is for plans of TensorRT"),
+        (("--precision", "fp16"), "--precision fp16 is what a plan of TensorRT computes in"),
         (("--engine", "onnxruntime", "--weight-streaming"), "--weight-streaming is for plans"),
         ((), "is a bundle. Give --engine tensorrt-rtx"),
     ],
@@ -101,6 +103,58 @@ def test_options_of_engines_need_an_engine(
     tiny_bundle: Path, options: tuple[str, ...], message: str
 ) -> None:
     assert message in _run("build", tiny_bundle, *options, status=1)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
+def test_a_precision_of_codes_is_how_matrices_are_stored(
+    precision: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    for option in ("--precision", "--weights"):
+        _run("build", tiny_checkpoint, "-o", tmp_path / option, option, precision)
+    found = [read_manifest(tmp_path / option).target for option in ("--precision", "--weights")]
+    assert found[0] == found[1]
+    assert found[0].weight_type == precision
+    both = ("--precision", precision, "--weights", precision)  # says the same twice
+    _run("build", tiny_checkpoint, "-o", tmp_path / "both", *both)
+    assert read_manifest(tmp_path / "both").target == found[0]
+
+
+def test_precision_and_weights_that_contradict_each_other_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    options = ("--precision", "int8", "--weights", "int4")
+    shown = _run("build", tiny_checkpoint, "-o", tmp_path / "bundle", *options, status=1)
+    assert "--precision int8 stores matrices as int8, and --weights int4 as int4" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_rtx
+def test_plans_of_fp8_weights_compute_in_fp16_or_what_is_chosen(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    options = ("-o", tmp_path / "bundle", *RTX, "--gpu", "sm89", "--precision", "fp8")
+    shown = _run("build", tiny_checkpoint, *options)
+    assert "for sm89, computes in fp16" in shown
+    assert "fp8, embedding fp32" in shown
+    chosen = (*RTX, "--gpu", "sm120", "--precision", "bf16")
+    assert "for sm120, computes in bf16" in _run("build", tmp_path / "bundle", *chosen)
+    same = (*RTX, "--gpu", "sm121", "--precision", "fp8")
+    assert "for sm121, computes in fp16" in _run("build", tmp_path / "bundle", *same)
+
+
+@needs_rtx
+def test_fp8_for_an_older_gpu_is_refused_before_anything_is_written(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    options = ("-o", tmp_path / "bundle", *RTX, "--gpu", "sm86", "--precision", "fp8")
+    assert "need GPUs of sm89 and up" in _run("build", tiny_checkpoint, *options, status=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_precision_that_a_bundle_does_not_have_is_refused(tiny_bundle: Path) -> None:
+    options = (*RTX, "--gpu", "sm89", "--precision", "int8")
+    shown = _run("build", tiny_bundle, *options, status=1)
+    assert f"those of {tiny_bundle} are stored already (fp32)" in shown
 
 
 def test_options_of_an_export_are_refused_for_a_bundle(tiny_bundle: Path) -> None:

@@ -9,15 +9,19 @@ from typing import Any
 
 import gguf
 import numpy as np
+import onnx
 import pytest
 import transformers
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from specexport.errors import CheckpointError
+from specexport.export.build import BuildOptions, build
 from specexport.export.checkpoint import open_checkpoint
 from specexport.export.families import read_config
 from specexport.export.gguf_checkpoint import GgufCheckpoint
+from specexport.export.manifest import CodeType
+from specexport.export.methods import NoMethod
 from tests.tiny import make_model
 
 Array = NDArray[Any]
@@ -248,6 +252,37 @@ def test_quantized_tensors_are_dequantized_as_by_gguf(write_model: Write, kind: 
         np.testing.assert_array_equal(
             checkpoint.tensor(hf_names[name]), gguf.dequantize(stored[name].data, kind)
         )
+
+
+CODES: dict[Kind, CodeType] = {Kind.Q8_0: "int8", Kind.Q4_0: "int4"}
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_integers_of_a_file_are_kept_as_they_are(
+    write_model: Write, kind: Kind, tmp_path: Path
+) -> None:
+    """Rounding finds the file's own codes again, so the bundle is the file's model."""
+    name, code_type = "blk.0.ffn_up.weight", CODES[kind]
+    path = write_model("qwen3", kinds={name: kind})
+    build(str(path), tmp_path / "bundle", BuildOptions(method=NoMethod(), weight_type=code_type))
+    stored = next(t for t in gguf.GGUFReader(path).tensors if t.name == name)
+    expected = gguf.dequantize(stored.data, kind)  # [O, I]
+    model = onnx.load(tmp_path / "bundle/target/model.onnx")
+    arrays = {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
+    matrix = f"model.layers.0.mlp.up_proj.weight.{code_type}"
+    codes, scales = arrays[matrix].astype(np.float32), arrays[f"{matrix}.scales"]
+    found = codes * np.repeat(scales, 32, axis=0)
+    np.testing.assert_allclose(found.T, expected, rtol=1e-6)
+    np.testing.assert_array_equal(codes.T, _codes_of_file(stored.data, kind))
+
+
+def _codes_of_file(data: NDArray[np.uint8], kind: Kind) -> Array:
+    """Codes [O, I] of rows of blocks: an fp16 scale, then 32 codes, or 16 pairs from 0 to 15."""
+    blocks = data.reshape(len(data), -1, 34 if kind is Kind.Q8_0 else 18)[..., 2:]
+    if kind is Kind.Q8_0:
+        return blocks.view(np.int8).reshape(len(data), -1).astype(np.float32)
+    halves = np.concatenate([blocks & 15, blocks >> 4], axis=-1)
+    return halves.reshape(len(data), -1).astype(np.float32) - 8
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0])

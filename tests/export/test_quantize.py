@@ -312,7 +312,9 @@ def medusa_tensors(code_type: str) -> dict[str, torch.Tensor]:
     """Three heads of one block, which use the target's output matrix."""
     generator = torch.Generator().manual_seed(0)
     return {
-        f"blocks.{i}.layers.0.weight": snap(torch.randn(32, 32, generator=generator) * 0.2, code_type)
+        f"blocks.{i}.layers.0.weight": snap(
+            torch.randn(32, 32, generator=generator) * 0.2, code_type
+        )
         for i in range(3)
     }
 

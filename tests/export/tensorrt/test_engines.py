@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specexport.errors import BundleError, EngineError
+from specexport.errors import BundleError, ConfigError, EngineError
 from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import FloatType, Manifest, WeightType, read_manifest
 from specexport.export.tensorrt.engines import add_engines, plan_makers
@@ -19,6 +19,7 @@ from tests.tiny import FAMILIES, write_checkpoint
 pytest.importorskip("tensorrt_rtx", reason="plans need tensorrt-rtx: pip install 'specexport[rtx]'")
 
 GPUS = ("sm86", "sm89", "sm120")
+NEW_GPUS = ("sm89", "sm120")
 SMALL = WantedEngine("tensorrt-rtx", GPUS, max_slots=2, chunk=16)
 # Of the heads: MLA with a width that fp16 and bf16 do not take.
 ONLY_FP32 = "eagle3, ModelOpt, latent attention"
@@ -77,14 +78,38 @@ def test_heads_of_a_width_that_halves_do_not_take_are_refused(tmp_path: Path) ->
     assert not (bundle / "engines").exists()
 
 
-@pytest.mark.parametrize(("weights", "embedding"), [("int8", "int8"), ("int4", None)])
+@pytest.mark.parametrize(
+    ("weights", "embedding"), [("int8", "int8"), ("int4", None), ("fp8", "fp8"), ("fp8", None)]
+)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_integer_weights_build(
+def test_weights_of_codes_build(
     weights: WeightType, embedding: WeightType | None, precision: FloatType, tmp_path: Path
 ) -> None:
     options = BuildOptions(weight_type=weights, embedding_type=embedding)
     bundle = _build(tmp_path, "llama", options, intermediate_size=64)
-    assert _add(bundle, _wanted(precision)).engines[0].precision == precision
+    gpus = NEW_GPUS if weights == "fp8" else GPUS
+    wanted = replace(_wanted(precision), gpus=gpus)
+    assert _add(bundle, wanted).engines[0].precision == precision
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_experts_and_latent_attention_build_with_fp8_weights(family: str, tmp_path: Path) -> None:
+    sizes = {"intermediate_size": 64, "moe_intermediate_size": 32}
+    bundle = _build(tmp_path, family, BuildOptions(weight_type="fp8"), **sizes)
+    assert _add(bundle, replace(SMALL, gpus=NEW_GPUS)).engines[0].precision == "fp16"
+
+
+def test_fp8_weights_are_refused_for_older_gpus_by_name(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint", "llama")
+    message = r"stored as fp8 need GPUs of sm89 and up, and the engine is for sm80, sm86\. Leave"
+    wanted = replace(SMALL, gpus=("sm86", "sm120", "sm80"))
+    with pytest.raises(ConfigError, match=message):
+        build(str(source), tmp_path / "x", BuildOptions(embedding_type="fp8", engines=(wanted,)))
+    assert not (tmp_path / "x").exists()
+    build(str(source), tmp_path / "bundle", BuildOptions(lm_head_type="fp8"))
+    with pytest.raises(ConfigError, match=message):
+        _add(tmp_path / "bundle", wanted)
+    assert not (tmp_path / "bundle/engines").exists()
 
 
 @pytest.mark.parametrize(
