@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from specexport.export.build import BuildOptions, build
 from specexport.export.methods import DraftMethod
@@ -14,6 +15,9 @@ from tests.tiny import write_checkpoint
 # Where tests run in the background, a shell may have set SIGINT to be ignored, and children would
 # inherit that; the tests that interrupt a child need Python's own handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# No test asserts a time, and a busy machine makes examples as slowly as it runs them.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -170,7 +170,7 @@ prompts = st.lists(
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 @given(prompts=prompts, k=st.integers(0, 8), max_tokens=st.integers(1, 30))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_greedy_output_is_the_definitions(
     name: str, prompts: list[list[int]], k: int, max_tokens: int
 ) -> None:
@@ -190,7 +190,7 @@ def test_greedy_output_is_the_definitions(
 
 @pytest.mark.parametrize("name", [*DETERMINISTIC, "n-gram, cut", "medusa, cut"])
 @given(prompts=prompts, k=st.integers(0, 8))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_seeded_output_depends_on_neither_batch_nor_deterministic_drafts(
     name: str, prompts: list[list[int]], k: int
 ) -> None:

@@ -31,7 +31,7 @@ def dense(distribution: Distribution, vocab_size: int = VOCAB_SIZE) -> Any:
     min_p=st.sampled_from([0.0, 1e-4, 0.3, 1.0]),
     typical_p=st.sampled_from([1e-6, 0.2, 0.9, 0.999, 1.0]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_distribution_equals_transformers_processors(
     seed: int, spread: float, **options: Any
 ) -> None:
@@ -49,7 +49,7 @@ def test_distribution_equals_transformers_processors(
     count=st.integers(1, 400),
     num_values=st.sampled_from([2, 40, 10**6]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_largest_values_are_found_with_all_their_ties(
     seed: int, size: int, count: int, num_values: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_the_largest_values_are_found_with_all_their_ties(
     count=st.integers(0, 70),
     share_nan=st.sampled_from([0.0, 0.05, 1.0]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_likeliest_ids_are_those_of_a_stable_sort(
     seed: int, size: int, count: int, share_nan: float
 ) -> None:

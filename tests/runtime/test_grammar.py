@@ -218,7 +218,7 @@ WALKED = [NESTED, Regex("(the (order|name) ){1,4}of[a-z ]*"), Choice(("name", "n
 
 @pytest.mark.parametrize("structure", WALKED, ids=lambda s: type(s).__name__)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_mask_depends_on_its_prefix_alone(
     structure: Structure, merging: tuple[Grammars, Tokenizer], data: st.DataObject
 ) -> None:

@@ -122,7 +122,7 @@ def test_there_are_no_more_siblings_than_tokens_to_draw() -> None:
 @given(
     depth=st.integers(1, 4), top_k=st.integers(1, 4), num_nodes=st.integers(1, 20), seed=st.just(0)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_dynamic_tree_keeps_the_likeliest_of_all_that_it_followed(
     depth: int, top_k: int, num_nodes: int, seed: int
 ) -> None:

@@ -231,7 +231,7 @@ ROWS = st.builds(
         max_size=20,
     ),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_whatever_the_numbers_a_row_gets_what_it_may_have(
     target: StepCosts,
     drafter: StepCosts | None,
@@ -257,7 +257,7 @@ def test_a_fixed_length_is_cut_to_what_a_row_may_have() -> None:
 @given(
     sizes=st.lists(st.integers(1, 100), min_size=1, max_size=6, unique=True), n=st.integers(1, 300)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_costs_lie_on_straight_lines_between_what_was_measured(sizes: list[int], n: int) -> None:
     known = sorted(sizes)
     seconds = tuple(float(np.sqrt(size)) for size in known)

@@ -41,7 +41,7 @@ from tests.loop_tools import (
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @given(prompts=prompts, k=st.integers(0, 8), max_tokens=st.integers(1, 30))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_greedy_output_is_the_definitions(
     name: str, prompts: list[list[int]], k: int, max_tokens: int
 ) -> None:
@@ -58,7 +58,7 @@ def test_greedy_output_is_the_definitions(
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 @given(prompts=prompts, k=st.integers(0, 8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_seeded_output_depends_on_neither_batch_nor_deterministic_drafts(
     name: str, prompts: list[list[int]], k: int
 ) -> None:

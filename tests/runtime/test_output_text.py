@@ -37,7 +37,7 @@ def defined(text: str, stop: list[str], *, include_stop: bool) -> str:
     stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
     include_stop=st.booleans(),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_the_text_ends_at_the_first_stop_text_across_token_boundaries(
     pieces: RawTokenizer, token_ids: list[int], stop: list[str], include_stop: bool
 ) -> None:

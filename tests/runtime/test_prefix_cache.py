@@ -45,7 +45,7 @@ texts = st.builds(
 
 
 @given(known=st.lists(texts, max_size=8), text=texts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_longest_prefix_in_common_with_any_known_text_is_found(
     known: list[list[int]], text: list[int]
 ) -> None:
@@ -57,7 +57,7 @@ def test_the_longest_prefix_in_common_with_any_known_text_is_found(
 
 
 @given(known=st.lists(texts, min_size=1, max_size=12), budget=st.integers(0, 200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_byte_budget_holds_and_what_is_found_is_right(
     known: list[list[int]], budget: int
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_block_replaces_the_beginning_of_itself_and_covers_it() -> None:
 
 
 @given(known=st.lists(texts, max_size=8), text=texts, start=st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_forgotten_is_found_no_more_and_the_rest_still_is(
     known: list[list[int]], text: list[int], start: int
 ) -> None:

@@ -37,7 +37,7 @@ def dense(distribution: Distribution) -> Any:
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 @given(data=st.data(), prompt=texts, output=texts, tree=trees())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_each_drafted_position_gets_what_plain_decoding_gets_at_its_prefix(
     greedy: bool, data: st.DataObject, prompt: list[int], output: list[int], tree: Draft
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_tree_knows_the_tokens_above_each_node() -> None:
 
 
 @given(runs=st.lists(texts, max_size=8), path=texts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_counts_are_those_of_the_whole_text(runs: list[list[int]], path: list[int]) -> None:
     counts = TokenCounts()
     for run in runs:

@@ -56,7 +56,7 @@ def test_a_token_without_probability_is_never_drawn() -> None:
 
 
 @given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 10_000), size=st.integers(1, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_draw_is_a_function_of_seed_and_position(seed: int, position: int, size: int) -> None:
     distribution = random_distribution(np.random.default_rng(size), size, 100)
     token_id = draw(distribution, seed, position)

@@ -137,7 +137,7 @@ def test_greedy_with_an_option_is_the_same_with_and_without_speculation(
     k=st.integers(0, 8),
     max_tokens=st.integers(12, 25),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_greedy_with_any_options_in_a_mixed_batch_is_plain_decodings(
     name: str, batch: list[dict[str, Any]], k: int, max_tokens: int
 ) -> None:
@@ -149,7 +149,7 @@ def test_greedy_with_any_options_in_a_mixed_batch_is_plain_decodings(
     batch=st.lists(request_options(VOCAB_SIZE, [EOS], greedy=False), min_size=1, max_size=6),
     k=st.integers(0, 8),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_seeded_output_with_any_options_depends_on_neither_batch_nor_deterministic_drafts(
     name: str, batch: list[dict[str, Any]], k: int
 ) -> None:
@@ -209,7 +209,7 @@ class Checked(Committer):
         st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20), min_size=4, max_size=4
     ),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_target_at_each_node_of_a_step_is_plain_decodings_at_its_prefix(
     name: str, batch: list[dict[str, Any]], prompts: list[list[int]]
 ) -> None:

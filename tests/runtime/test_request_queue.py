@@ -12,7 +12,7 @@ from tests.loop_tools import make_request
     keys=st.lists(st.integers(0, 5), max_size=60),
     removed=st.lists(st.integers(0, 59), max_size=60),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_left_comes_by_key_and_of_equal_keys_the_older_one_first(
     keys: list[int], removed: list[int]
 ) -> None:

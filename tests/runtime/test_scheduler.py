@@ -136,7 +136,7 @@ def test_no_priority_is_passed_for_longer_than_its_patience() -> None:
     step_tokens=st.integers(1, 64),
     num_drafted=st.integers(0, 20),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_step_keeps_to_its_budget_and_everybody_gets_on(
     sizes: list[int], max_slots: int, step_tokens: int, num_drafted: int
 ) -> None:

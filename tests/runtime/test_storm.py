@@ -171,7 +171,7 @@ class AdaptiveStorm(Storm):
             assert not self.lengths.open
 
 
-Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestStorm = Storm.TestCase
 AdaptiveStorm.TestCase.settings = Storm.TestCase.settings
 TestAdaptiveStorm = AdaptiveStorm.TestCase

@@ -145,7 +145,7 @@ def byte_fallback_tokenizer(folder: Path) -> Tokenizer:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_streamed_text_equals_the_whole_with_byte_fallback(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -159,7 +159,7 @@ def test_streamed_text_equals_the_whole_with_byte_fallback(
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_streamed_text_goes_on_from_a_context(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -177,7 +177,7 @@ def test_streamed_text_goes_on_from_a_context(
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_added_tokens_stream_as_they_decode_and_no_character_shows_before_it_is_whole(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

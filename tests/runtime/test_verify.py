@@ -30,7 +30,7 @@ def distributions(draw: Any) -> Distribution:
 
 
 @given(target=distributions(), draft=distributions())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 def test_accepting_and_recovering_gives_exactly_the_target(
     target: Distribution, draft: Distribution
 ) -> None:
@@ -83,7 +83,7 @@ def output_of_siblings(target: Distribution, left: Distribution | None, width: i
 
 
 @given(target=distributions(), proposal=distributions(), width=st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_siblings_drawn_without_replacement_give_exactly_the_target(
     target: Distribution, proposal: Distribution, width: int
 ) -> None:
@@ -93,7 +93,7 @@ def test_siblings_drawn_without_replacement_give_exactly_the_target(
 
 
 @given(target=distributions(), order=st.permutations(range(VOCAB_SIZE)), width=st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_certain_siblings_give_exactly_the_target(
     target: Distribution, order: list[int], width: int
 ) -> None:
