@@ -11,6 +11,7 @@ from specexport.errors import BundleError, RequestError
 from specexport.runtime.chat_template import make_environment
 
 _REPLACEMENT = "\ufffd"
+_MARK = "what the user says"
 
 Message = Mapping[str, str]
 """`{"role": "user", "content": "…"}`"""
@@ -57,6 +58,17 @@ class Tokenizer:
         """
         return self._encode(self._render(messages), special=False)
 
+    def encode_user_opening(self) -> list[int]:
+        """Token ids of a conversation in which the user is about to speak.
+
+        Raises `RequestError` when the model has no chat template, or one that shows no user's text.
+        """
+        text = self._render([{"role": "user", "content": _MARK}], is_answered=False)
+        opening, mark, _ = text.partition(_MARK)
+        if not mark:
+            raise RequestError("The model's chat template does not show what a user says.")
+        return self._encode(opening, special=False)
+
     def stream(self, context: Sequence[int] = ()) -> "TextStream":
         """A decoder for tokens that come in pieces, after `context`."""
         return TextStream(self._tokenizer, context)
@@ -68,7 +80,7 @@ class Tokenizer:
             raise RequestError("The text is no valid Unicode. Give it as UTF-8.") from None
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], *, is_answered: bool = True) -> str:
         if self._template is None:
             raise RequestError(
                 "This model has no chat template, so it takes plain text only: "
@@ -80,7 +92,7 @@ class Tokenizer:
                 .from_string(self._template)
                 .render(
                     messages=[dict(m) for m in messages],
-                    add_generation_prompt=True,
+                    add_generation_prompt=is_answered,
                     tools=None,
                     documents=None,
                     **self._special_tokens(),

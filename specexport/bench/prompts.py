@@ -10,7 +10,7 @@ from typing import Any
 from specexport.errors import ConfigError, RequestError
 from specexport.runtime.tokenizer import Message, Tokenizer
 
-_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _EXPECTED = 'a JSON object with "prompt" (a text) or "messages" (a conversation)'
 
 
@@ -36,7 +36,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Raises `ConfigError` with the line of the first mistake.
     """
-    parse = _from_json if path.suffix.lower() in _JSON_SUFFIXES else str.strip
+    parse = _from_json if path.suffix.lower() in JSON_SUFFIXES else str.strip
     prompts = []
     for number, line in _lines(path):
         origin = f"{path}, line {number}"
@@ -59,16 +59,20 @@ def encode_prompts(
     return [_encode(prompt, tokenizer, room) for prompt in prompts]
 
 
-def _encode(prompt: Prompt, tokenizer: Tokenizer, room: int) -> tuple[int, ...]:
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """As `encode_prompts`, of any length."""
     content = prompt.content
     try:
         if isinstance(content, str) and not tokenizer.has_chat_template:
-            ids = tokenizer.encode(content)
-        else:
-            chat = [{"role": "user", "content": content}] if isinstance(content, str) else content
-            ids = tokenizer.encode_chat(chat)
+            return tokenizer.encode(content)
+        chat = [{"role": "user", "content": content}] if isinstance(content, str) else content
+        return tokenizer.encode_chat(chat)
     except RequestError as error:
         raise ConfigError(f"{prompt.origin}: {error}") from None
+
+
+def _encode(prompt: Prompt, tokenizer: Tokenizer, room: int) -> tuple[int, ...]:
+    ids = encode_prompt(prompt, tokenizer)
     if not 0 < len(ids) <= room:
         raise ConfigError(
             f"{prompt.origin} has {len(ids)} tokens; it must have one at the least, and the "

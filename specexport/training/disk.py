@@ -1,0 +1,37 @@
+"""Files that are whole or not there, and one clear error where the disk is full."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specexport.errors import SpecExportError
+
+
+@contextmanager
+def told_when_full(path: Path) -> Iterator[None]:
+    """Turn what the system says of writing `path` into a `SpecExportError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise SpecExportError(f"{path} cannot be written: {error.strerror}.") from None
+        raise SpecExportError(
+            f"The disk is full: {path} could not be written. What was written before is whole. "
+            "Free some space and run the same command again: it goes on from there."
+        ) from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside `path` and rename; raises `SpecExportError` where the disk is full."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with told_when_full(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
