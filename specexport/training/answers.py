@@ -126,8 +126,8 @@ def _parse(kind: type[_Line], line: str, path: Path, number: int) -> _Line:
         return kind.model_validate_json(line)
     except ValidationError:
         raise ConfigError(
-            f"{path}, line {number}: this is no line of a file of answers. Delete the line, or make "
-            "the answers again."
+            f"{path}, line {number}: this is no line of a file of answers. Delete it, or make the "
+            "answers again."
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,3 +36,13 @@ def write_whole(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Raise `SpecExportError` where the disk cannot hold what is still to be written."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise SpecExportError(
+            f"{folder} needs {needed_bytes / 1e9:.2f} GB more, and {free_bytes / 1e9:.2f} GB are "
+            "free. Free some, name a folder on another disk, or give a smaller --data-budget."
+        )

@@ -56,13 +56,10 @@ class Identity(Frozen):
 class Recipe(Frozen):
     """How a data set was made; with the same answers it gives the same shards."""
 
-    answers_sha256: str
-    """Of the file of answers, as far as it was read."""
     sources: dict[str, int]
-    """Where the prompts come from → sequences."""
+    """Where the sequences come from → how many."""
     max_length: int
     """Longer sequences were cut."""
-    batch_tokens: int
     shard_bytes: int
     budget_bytes: int | None = None
 
