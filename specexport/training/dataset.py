@@ -13,10 +13,9 @@ import torch
 
 from specexport.errors import ConfigError
 from specexport.export.manifest import FINAL_NORM, Tap, hash_file
-from specexport.export.parts import ModelSource
 from specexport.training.answers import read_answers
 from specexport.training.disk import require_space, told_when_full, write_whole
-from specexport.training.identity import find_checkpoint, identify, require_same
+from specexport.training.identity import Target, require_same
 from specexport.training.samples import (
     SPEC_NAME,
     DatasetSpec,
@@ -73,9 +72,9 @@ def make_dataset(
     Raises `ConfigError` where the answers or the folder belong to another target, or the answers
     are too few, and `SpecExportError` where the disk is full.
     """
-    source = ModelSource.open(find_checkpoint(target), "target")
-    texts, options = _read(source, answers, options, tell)
-    spec = _describe(source, texts, options)
+    model = Target.open(target)
+    texts, options = _read(model, answers, options, tell)
+    spec = _describe(model, texts, options)
     token_bytes = _token_bytes(options, spec.hidden_size)
     plans = dict(enumerate(plan_shards(texts, token_bytes, options.shard_bytes)))
     with told_when_full(folder):
@@ -85,7 +84,7 @@ def make_dataset(
     if missing:
         require_space(folder, sum(plan.num_tokens for plan in missing.values()) * token_bytes)
         profile = teacher_profile(options.max_length, options.num_threads)
-        with open_teacher(source, options.taps, profile, folder) as teacher:
+        with open_teacher(model.source, options.taps, profile, folder) as teacher:
             for number, plan in missing.items():
                 whole[number] = _write_shard(folder, number, plan, teacher, spec)
                 _write_spec(folder, spec, whole)
@@ -95,17 +94,17 @@ def make_dataset(
 
 
 def _read(
-    source: ModelSource, answers: Path, options: DataOptions, tell: Tell
+    model: Target, answers: Path, options: DataOptions, tell: Tell
 ) -> tuple[list[TrainingText], DataOptions]:
     """The sequences that are taken, and the options as far as the target goes along."""
-    config = source.config
+    config = model.source.config
     options = replace(
         options,
         max_length=min(options.max_length, config.context_length),
         top_k=min(options.top_k, config.vocab_size),
     )
     header, found = read_answers(answers)
-    require_same(header.identity, identify(source.checkpoint), f"The file of answers {answers}")
+    require_same(header.identity, model.identity, f"The file of answers {answers}")
     texts = read_texts(found, options.max_length, config.vocab_size)
     kept = within_budget(texts, _token_bytes(options, config.hidden_size), options.budget_bytes)
     if len(kept) < len(texts):
@@ -117,14 +116,13 @@ def _read(
     return kept, options
 
 
-def _describe(
-    source: ModelSource, texts: Sequence[TrainingText], options: DataOptions
-) -> DatasetSpec:
+def _describe(model: Target, texts: Sequence[TrainingText], options: DataOptions) -> DatasetSpec:
     """The data set before it has shards."""
+    config = model.source.config
     return DatasetSpec(
-        identity=identify(source.checkpoint),
-        vocab_size=source.config.vocab_size,
-        hidden_size=source.config.hidden_size,
+        identity=model.identity,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
         taps=options.taps,
         state_type=options.state_type,
         top_k=options.top_k,

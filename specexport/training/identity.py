@@ -1,13 +1,32 @@
-"""Which target and tokenizer data were made for."""
+"""Which target and tokenizer data are made for."""
 
 import hashlib
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from specexport.errors import ConfigError
 from specexport.export.checkpoint import Checkpoint
 from specexport.export.manifest import MANIFEST_NAME, hash_file, read_manifest
+from specexport.export.parts import ModelSource
 from specexport.training.samples import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that heads are trained for, before it is quantized."""
+
+    source: ModelSource
+    identity: Identity
+
+    @classmethod
+    def open(cls, target: str) -> "Target":
+        """A checkpoint, or a bundle, which stands for the checkpoint that it was built from.
+
+        Raises `CheckpointError`, and `ConfigError` for a bundle with integer weights.
+        """
+        source = ModelSource.open(find_checkpoint(target), "target")
+        return cls(source, identify(source.checkpoint))
 
 
 def find_checkpoint(target: str) -> str:

@@ -1,7 +1,7 @@
 """Many requests through an engine, few at a time, and their outputs in order."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import TypeVar
 
 from specexport.runtime.engine import Engine
@@ -17,7 +17,9 @@ Asked = tuple[Item, Sequence[int], SamplingParams]
 """What is asked for, its prompt and how it is drawn."""
 
 
-def in_order(engine: Engine, requests: Iterable[Asked[Item]]) -> Iterator[tuple[Item, Completion]]:
+def in_order(
+    engine: Engine, requests: Iterable[Asked[Item]]
+) -> Generator[tuple[Item, Completion], None, None]:
     """Each item with its output, in the order of `requests`, which is read as outputs are taken.
 
     What is still open is cancelled when the iterator is closed.
