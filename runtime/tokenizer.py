@@ -58,12 +58,27 @@ class Tokenizer:
         """
         return self._encode(self._render(messages), special=False)
 
+    def encode_answered(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Token ids of a conversation that ends with the assistant's turn: before it, and of it.
+
+        Raises `RequestError` as `encode_chat` does.
+        """
+        before = self._render(messages[:-1])
+        whole = self._render(messages, is_open=False)
+        if not whole.startswith(before):
+            raise RequestError(
+                "The model's chat template shows the last answer in another way than it asks for "
+                "it, so the answer's tokens cannot be told apart."
+            )
+        answer = self._encode(whole[len(before) :], special=False)
+        return self._encode(before, special=False), answer
+
     def encode_user_opening(self) -> list[int]:
         """Token ids of a conversation in which the user is about to speak.
 
         Raises `RequestError` when the model has no chat template, or one that shows no user's text.
         """
-        text = self._render([{"role": "user", "content": _MARK}], is_answered=False)
+        text = self._render([{"role": "user", "content": _MARK}], is_open=False)
         opening, mark, _ = text.partition(_MARK)
         if not mark:
             raise RequestError("The model's chat template does not show what a user says.")
@@ -80,7 +95,7 @@ class Tokenizer:
             raise RequestError("The text is no valid Unicode. Give it as UTF-8.") from None
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def _render(self, messages: Sequence[Message], *, is_answered: bool = True) -> str:
+    def _render(self, messages: Sequence[Message], *, is_open: bool = True) -> str:
         if self._template is None:
             raise RequestError(
                 "This model has no chat template, so it takes plain text only: "
@@ -92,7 +107,7 @@ class Tokenizer:
                 .from_string(self._template)
                 .render(
                     messages=[dict(m) for m in messages],
-                    add_generation_prompt=is_answered,
+                    add_generation_prompt=is_open,
                     tools=None,
                     documents=None,
                     **self._special_tokens(),

@@ -1,6 +1,8 @@
 """The prompts of a benchmark: those that ship with specexport, or a user's file."""
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,7 +12,7 @@ from typing import Any
 from specexport.errors import ConfigError, RequestError
 from specexport.runtime.tokenizer import Message, Tokenizer
 
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _EXPECTED = 'a JSON object with "prompt" (a text) or "messages" (a conversation)'
 
 
@@ -34,9 +36,11 @@ def shipped_prompts() -> list[Prompt]:
 def read_prompts(path: Path) -> list[Prompt]:
     """One prompt a line: JSON in .jsonl, .ndjson and .json files, else text; blank lines are none.
 
+    A file that ends in .gz is unpacked.
+
     Raises `ConfigError` with the line of the first mistake.
     """
-    parse = _from_json if path.suffix.lower() in JSON_SUFFIXES else str.strip
+    parse = _from_json if holds_json(path) else str.strip
     prompts = []
     for number, line in _lines(path):
         origin = f"{path}, line {number}"
@@ -47,6 +51,12 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not prompts:
         raise ConfigError(f"{path} holds no prompt. Write one on each line.")
     return prompts
+
+
+def holds_json(path: Path) -> bool:
+    """Whether a file of this name has JSON on its lines."""
+    name = path.name.lower().removesuffix(".gz")
+    return name.endswith(_JSON_SUFFIXES)
 
 
 def encode_prompts(
@@ -84,17 +94,22 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer, room: int) -> tuple[int, ...]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(_read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             text = line.decode()
         except UnicodeDecodeError:
             raise ConfigError(f"{path}, line {number}: this is no UTF-8. Convert it.") from None
         if text.strip():
             yield number, text
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+    except (EOFError, zlib.error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"{path} cannot be read: {reason or error}.") from None
 
 
 def _from_json(line: str) -> str | tuple[Message, ...]:

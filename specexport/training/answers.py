@@ -4,7 +4,7 @@ Its first line says whose answers these are; each other line is an `Answer`. Tex
 not generated, are lines of the same kind.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -92,6 +92,16 @@ def answer_questions(
             lines.append(answer.model_dump_json())
             total += len(answer.answer_ids)
             yield answer
+
+
+def add_given(answers: Iterable[Answer], path: Path, identity: Identity) -> None:
+    """Append texts that are not there yet."""
+    with LineFile(path) as lines:
+        known = {answer.key for answer in open_answers(lines, identity)}
+        for answer in answers:
+            if answer.key not in known:
+                known.add(answer.key)
+                lines.append(answer.model_dump_json())
 
 
 def open_answers(lines: LineFile, identity: Identity) -> list[Answer]:

@@ -46,3 +46,15 @@ def require_space(folder: Path, needed_bytes: int) -> None:
             f"{folder} needs {needed_bytes / 1e9:.2f} GB more, and {free_bytes / 1e9:.2f} GB are "
             "free. Free some, name a folder on another disk, or give a smaller --data-budget."
         )
+
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """A place for what is needed for a while, empty at first and gone afterwards."""
+    shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
+    with told_when_full(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -15,7 +15,7 @@ class LineFile:
         self.path = path
         with told_when_full(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)
             self._drop_half_line()
 
     def read(self) -> list[str]:
@@ -26,22 +26,18 @@ class LineFile:
     def append(self, line: str) -> None:
         """Add a line; after a full disk the file holds what it held before."""
         end = self._file.seek(0, os.SEEK_END)
+        left = memoryview(line.encode() + b"\n")
         with told_when_full(self.path):
             try:
-                self._file.write(line.encode() + b"\n")
-                self._file.flush()
+                while left:
+                    left = left[self._file.write(left) :]
             except OSError:
                 self._file.truncate(end)
                 raise
 
     def _drop_half_line(self) -> None:
-        data = self.read_bytes()
-        self._file.truncate(data.rfind(b"\n") + 1)
-
-    def read_bytes(self) -> bytes:
-        """The whole lines, as they lie in the file."""
         self._file.seek(0)
-        return self._file.read()
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Prompts for a target, from chat files, JSON lines and plain texts, and answers that are given.
+"""Prompts for a target, from chat files, JSON lines and plain texts.
 
 A question is known by the hash of its tokens: it decides how it is answered and whether it is held
 out, so neither depends on the order of files.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specexport.bench.prompts import JSON_SUFFIXES, Prompt, encode_prompt, read_prompts
+from specexport.bench.prompts import Prompt, encode_prompt, holds_json, read_prompts
 from specexport.errors import ConfigError
 from specexport.runtime.tokenizer import Tokenizer
 
@@ -58,16 +58,16 @@ def read_questions(path: Path, tokenizer: Tokenizer, room: int) -> list[Question
     answers itself); of any other text each passage becomes a task. Raises `ConfigError` where the
     file holds none.
     """
-    is_json = path.suffix.lower() in JSON_SUFFIXES
-    prompts = map(_unanswered, read_prompts(path)) if is_json else _tasks(path, tokenizer)
-    found = (Question(path.stem, tuple(encode_prompt(p, tokenizer))) for p in prompts)
+    prompts = map(_open, read_prompts(path)) if holds_json(path) else _tasks(path, tokenizer)
+    found = (Question(path.name, tuple(encode_prompt(p, tokenizer))) for p in prompts)
     questions = {q.key: q for q in found if 0 < len(q.token_ids) <= room}
     if not questions:
         raise ConfigError(f"{path} holds no prompt of at most {room} tokens.")
     return list(questions.values())
 
 
-def _unanswered(prompt: Prompt) -> Prompt:
+def _open(prompt: Prompt) -> Prompt:
+    """Without the answer that it may end with."""
     if isinstance(prompt.content, tuple) and prompt.content[-1]["role"] == "assistant":
         if len(prompt.content) == 1:
             raise ConfigError(f"{prompt.origin}: the conversation has an answer and no question.")

@@ -1,6 +1,5 @@
 """The target's hidden states and likeliest tokens at every position of given sequences."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from specexport.errors import CheckpointError
 from specexport.export.manifest import Tap
 from specexport.export.parts import ModelSource, Sizes
 from specexport.runtime.batch import Batch, Row
-from specexport.training.disk import told_when_full
+from specexport.training.disk import scratch, told_when_full
 
 _MAX_ROWS = 16
-_FOLDER = ".graph"
 _MOST_LOGITS = 2**25
 """Of one batch: 128 MiB."""
 
@@ -76,17 +74,14 @@ def open_teacher(
             f"Hidden states after layers {bad} are wanted; the target has layers 0 to "
             f"{num_layers - 1}."
         )
-    part, graph = source.plan(Sizes(max_length=profile.max_length), taps), folder / _FOLDER
-    shutil.rmtree(graph, ignore_errors=True)  # of a run that was killed
-    try:
+    part = source.plan(Sizes(max_length=profile.max_length), taps)
+    with scratch(folder / ".graph") as graph:
         with told_when_full(graph):
             graph.mkdir()
             part.write(graph, lambda what, done, total: None)
         spec = part.spec()
         with OrtRunner(graph / spec.path, spec, profile) as runner:
             yield Teacher(runner)
-    finally:
-        shutil.rmtree(graph, ignore_errors=True)
 
 
 def teacher_profile(max_length: int, num_threads: int) -> Profile:

@@ -1,7 +1,9 @@
 """Data sets: the target's states in shards, the same after any accident."""
 
 import errno
+import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +180,9 @@ def test_a_run_that_is_killed_at_any_write_goes_on_to_the_same_files(
         patch.setattr(dataset, "write_whole", killed)
         with pytest.raises(Killed):
             make_dataset(str(tiny_checkpoint), answers_file, folder, OPTIONS)
+    (folder / ".graph").mkdir()  # what only a real kill leaves
+    (folder / ".graph" / "target").touch()
+    (folder / f".{SPEC_NAME}.tmp").write_bytes(b"{")
     with pytest.raises(ConfigError, match=f"not finished|holds no {SPEC_NAME}"):
         Dataset.open(folder)
     make_dataset(str(tiny_checkpoint), answers_file, folder, OPTIONS)
@@ -214,7 +219,8 @@ def test_a_damaged_shard_is_named_and_made_again(
     for name, data in contents(whole).items():
         (folder / name).write_bytes(data)
     damage(folder / "shard-00002.safetensors")
-    data, told = Dataset.open(folder), []
+    data = Dataset.open(folder)
+    told: list[str] = []
     first = sum(len(shard.lengths) for shard in data.spec.shards[:2])
     assert data[first - 1].token_ids is not None  # the others can be read
     with pytest.raises(ShardError, match="shard-00002"):
@@ -230,7 +236,8 @@ def test_a_damaged_shard_is_named_and_made_again(
 def test_answers_that_come_later_add_shards(
     whole: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder, told = tmp_path / "set", []
+    folder = tmp_path / "set"
+    told: list[str] = []
     half = write_answers(tmp_path / "half.jsonl", tiny_checkpoint, make_answers(40)[:20])
     make_dataset(str(tiny_checkpoint), half, folder, OPTIONS)
     half.write_text(half.read_text() + '{"key": "cut o')  # still being written
@@ -247,7 +254,8 @@ def test_answers_that_come_later_add_shards(
 def test_the_budget_ends_the_set_with_a_message(
     whole: Path, tiny_checkpoint: Path, answers_file: Path, tmp_path: Path
 ) -> None:
-    folder, told = tmp_path / "set", []
+    folder = tmp_path / "set"
+    told: list[str] = []
     options = replace(OPTIONS, budget_bytes=150_000)
     make_dataset(str(tiny_checkpoint), answers_file, folder, options, told.append)
     data = Dataset.open(folder)
@@ -267,7 +275,7 @@ def test_a_full_disk_is_one_error_and_the_run_can_go_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, fsync, count = tmp_path / "set", disk.os.fsync, 0
+    folder, fsync, count = tmp_path / "set", os.fsync, 0
 
     def full(descriptor: int) -> None:
         nonlocal count
@@ -277,7 +285,7 @@ def test_a_full_disk_is_one_error_and_the_run_can_go_on(
         fsync(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk.os, "fsync", full)
+        patch.setattr("os.fsync", full)
         with pytest.raises(SpecExportError, match=r"disk is full.*set.*run the same command again"):
             make_dataset(str(tiny_checkpoint), answers_file, folder, OPTIONS)
     kept = contents(folder)
@@ -291,8 +299,8 @@ def test_a_full_disk_is_one_error_and_the_run_can_go_on(
 def test_too_little_space_is_told_before_anything_is_computed(
     tiny_checkpoint: Path, answers_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = disk.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
     with pytest.raises(SpecExportError, match=r"needs 0.00 GB more.*--data-budget"):
         make_dataset(str(tiny_checkpoint), answers_file, tmp_path / "set", OPTIONS)
     assert contents(tmp_path / "set") == {}
