@@ -13,7 +13,7 @@ from specexport.runtime.options import EngineOptions
 from specexport.training.answers import AnswerLimits, add_given, answer_questions
 from specexport.training.disk import scratch
 from specexport.training.given import read_given
-from specexport.training.identity import Target
+from specexport.training.identity import TargetSource
 from specexport.training.questions import Question, read_questions
 from specexport.training.self_made import write_prompts
 
@@ -58,7 +58,7 @@ def collect_answers(
 
     Raises `ConfigError` for a target or a file that does not fit.
     """
-    model, path = Target.open(target), folder / ANSWERS_NAME
+    model, path = TargetSource.open(target), folder / ANSWERS_NAME
     context = model.source.config.context_length
     options = replace(options, max_length=min(options.max_length, context))
     with _engine(model, folder, options) as engine:
@@ -84,7 +84,7 @@ def _questions(engine: Engine, folder: Path, options: CollectOptions) -> list[Qu
 
 
 @contextmanager
-def _engine(model: Target, folder: Path, options: CollectOptions) -> Iterator[Engine]:
+def _engine(model: TargetSource, folder: Path, options: CollectOptions) -> Iterator[Engine]:
     """The target as it is, without speculation: many answers at once leave nothing to gain."""
     with scratch(folder / ".bundle") as bundle:
         checkpoint = model.source.checkpoint.source

@@ -5,17 +5,18 @@ written, shards that are damaged, and shards of answers that came later.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from specexport.errors import ConfigError
+from specexport.export.heads.taps import default_taps
 from specexport.export.manifest import FINAL_NORM, Tap, hash_file
 from specexport.training.answers import read_answers
 from specexport.training.disk import require_space, told_when_full, write_whole
-from specexport.training.identity import Target, require_same
+from specexport.training.identity import TargetSource, require_same
 from specexport.training.samples import (
     SPEC_NAME,
     DatasetSpec,
@@ -41,6 +42,17 @@ Tell = Callable[[str], None]
 _STATE_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _MAX_LENGTH = 1024
 _ID_BYTES, _FLAG_BYTES, _TOP_BYTES = 4, 1, 8  # a token, whether it is learnt, one likely token
+
+
+def taps_for(methods: Iterable[str], num_layers: int) -> tuple[Tap, ...]:
+    """The states that heads of `methods` read, each once; none for a draft model."""
+    taps: list[Tap] = []
+    for method in sorted(methods):
+        if method == "eagle3":
+            taps += default_taps(num_layers)
+        elif method in ("medusa", "mtp"):
+            taps.append(FINAL_NORM)
+    return tuple(dict.fromkeys(taps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ def make_dataset(
     Raises `ConfigError` where the answers or the folder belong to another target, or the answers
     are too few, and `SpecExportError` where the disk is full.
     """
-    model = Target.open(target)
+    model = TargetSource.open(target)
     texts, options = _read(model, answers, options, tell)
     spec = _describe(model, texts, options)
     token_bytes = _token_bytes(options, spec.hidden_size)
@@ -94,7 +106,7 @@ def make_dataset(
 
 
 def _read(
-    model: Target, answers: Path, options: DataOptions, tell: Tell
+    model: TargetSource, answers: Path, options: DataOptions, tell: Tell
 ) -> tuple[list[TrainingText], DataOptions]:
     """The sequences that are taken, and the options as far as the target goes along."""
     config = model.source.config
@@ -116,7 +128,9 @@ def _read(
     return kept, options
 
 
-def _describe(model: Target, texts: Sequence[TrainingText], options: DataOptions) -> DatasetSpec:
+def _describe(
+    model: TargetSource, texts: Sequence[TrainingText], options: DataOptions
+) -> DatasetSpec:
     """The data set before it has shards."""
     config = model.source.config
     return DatasetSpec(

@@ -13,14 +13,14 @@ from specexport.training.samples import Identity
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetSource:
     """The model that heads are trained for, before it is quantized."""
 
     source: ModelSource
     identity: Identity
 
     @classmethod
-    def open(cls, target: str) -> "Target":
+    def open(cls, target: str) -> "TargetSource":
         """A checkpoint, or a bundle, which stands for the checkpoint that it was built from.
 
         Raises `CheckpointError`, and `ConfigError` for a bundle with integer weights.

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from specexport.engines.ort import OrtRunner
@@ -49,14 +50,15 @@ class Teacher:
         spec, max_length = self._runner.spec, self._runner.profile.max_length
         batch = Batch.build(rows, max_length, spec.sliding_window)
         output = self._runner.run(batch.step)
-        assert output.hidden_states is not None
         logits = torch.from_numpy(output.logits)  # [N, V]
         top, ids = torch.topk(logits, top_k, dim=-1)
         probs = torch.exp(top - torch.logsumexp(logits, dim=-1, keepdim=True))
-        states = torch.from_numpy(output.hidden_states)  # [B, Q, n * H]
+        states = output.hidden_states  # [B, Q, n * H]; None where there are no taps
+        if states is None:
+            states = np.empty((*batch.step.input_ids.shape, 0), dtype=np.float32)
         for row, (token_ids, start) in enumerate(zip(texts, batch.logits_start, strict=True)):
             here = slice(start, start + len(token_ids))
-            own = states[row, : len(token_ids)].clone()
+            own = torch.from_numpy(states[row, : len(token_ids)].copy())
             yield Lesson(own, ids[here].int(), probs[here])
 
 

@@ -22,7 +22,7 @@ from specexport.training.answers import AnswerLimits, answer_questions, read_ans
 from specexport.training.collect import CollectOptions, collect_answers
 from specexport.training.dataset import DataOptions, make_dataset
 from specexport.training.given import read_given
-from specexport.training.identity import Target
+from specexport.training.identity import TargetSource
 from specexport.training.lines import LineFile
 from specexport.training.questions import Question, key_of, passages, read_questions
 from specexport.training.samples import Dataset, Identity
@@ -349,7 +349,7 @@ def test_files_become_a_data_set(tiny_checkpoint: Path, tmp_path: Path) -> None:
     small = DataOptions(min_sequences=10, min_answer_tokens=50, top_k=4, num_threads=1)
     spec = make_dataset(str(tiny_checkpoint), path, tmp_path / "set", small)
     assert spec.recipe.sources == {"ask.jsonl": 12, "given.jsonl": 5}
-    assert spec.identity == Target.open(str(tiny_checkpoint)).identity
+    assert spec.identity == TargetSource.open(str(tiny_checkpoint)).identity
     assert len(Dataset.open(tmp_path / "set")) == 17
 
 

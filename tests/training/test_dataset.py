@@ -18,8 +18,8 @@ from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import FINAL_NORM
 from specexport.training import dataset, disk
 from specexport.training.answers import Answer, AnswersHeader
-from specexport.training.dataset import DataOptions, make_dataset
-from specexport.training.identity import Target
+from specexport.training.dataset import DataOptions, make_dataset, taps_for
+from specexport.training.identity import TargetSource
 from specexport.training.questions import key_of
 from specexport.training.samples import SPEC_NAME, Dataset, ShardError
 from specexport.training.sequences import batches_by_length, read_texts
@@ -56,7 +56,7 @@ def make_answers(num: int, seed: int = 0) -> list[Answer]:
 
 
 def write_answers(path: Path, target: Path, answers: Sequence[Answer]) -> Path:
-    header = AnswersHeader(identity=Target.open(str(target)).identity)
+    header = AnswersHeader(identity=TargetSource.open(str(target)).identity)
     lines = [header.model_dump_json(), *(answer.model_dump_json() for answer in answers)]
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
@@ -130,9 +130,12 @@ def test_samples_are_the_answers_in_their_order(whole: Path) -> None:
 def test_a_question_is_always_on_the_same_side(
     whole: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Also when its answers come in another order, and cut elsewhere; about a twentieth is out."""
+    """Also when its answers are others, in another order, cut elsewhere; a twentieth is out."""
     answers = make_answers(40)
-    shuffled = random.Random(3).sample(answers, 40)
+    shuffled = [
+        answer.model_copy(update={"answer_ids": answer.answer_ids[1:]})
+        for answer in random.Random(3).sample(answers, 40)
+    ]
     path = write_answers(tmp_path / "answers.jsonl", tiny_checkpoint, shuffled)
     options = replace(OPTIONS, shard_bytes=30_000, max_length=20)
     make_dataset(str(tiny_checkpoint), path, tmp_path / "set", options)
@@ -323,9 +326,9 @@ def test_another_target_or_tokenizer_is_refused_by_both_names(
     other = write_checkpoint(tmp_path / "other", "llama", seed=1)
     swapped = write_checkpoint(tmp_path / "swapped", "llama")
     write_tokenizer(swapped, swapped=(3, 4))
-    ours = Target.open(str(tiny_checkpoint)).identity
+    ours = TargetSource.open(str(tiny_checkpoint)).identity
     for checkpoint, what in ((other, "target"), (swapped, "tokenizer")):
-        theirs = getattr(Target.open(str(checkpoint)).identity, what)
+        theirs = getattr(TargetSource.open(str(checkpoint)).identity, what)
         mine = getattr(ours, what)
         both = f"another {what}: its SHA-256 is {mine[:12]}.*given now {theirs[:12]}"
         with pytest.raises(ConfigError, match=f"file of answers .*{both}"):
@@ -349,10 +352,11 @@ def test_a_quantized_bundle_is_no_target(tiny_checkpoint: Path, tmp_path: Path) 
     build(str(tiny_checkpoint), tmp_path / "fp32", BuildOptions())
     build(str(tiny_checkpoint), tmp_path / "int8", BuildOptions(weight_type="int8"))
     assert (
-        Target.open(str(tmp_path / "fp32")).identity == Target.open(str(tiny_checkpoint)).identity
+        TargetSource.open(str(tmp_path / "fp32")).identity
+        == TargetSource.open(str(tiny_checkpoint)).identity
     )
     with pytest.raises(ConfigError, match=f"int8.*give the checkpoint.*{tiny_checkpoint}"):
-        Target.open(str(tmp_path / "int8"))
+        TargetSource.open(str(tmp_path / "int8"))
 
 
 def test_taps_that_the_target_lacks_are_refused(
@@ -376,6 +380,22 @@ def test_states_that_do_not_fit_are_refused_and_bf16_holds_them(
     options = replace(OPTIONS, state_type="bf16")
     make_dataset(str(large), path, tmp_path / "wide", options)
     assert Dataset.open(tmp_path / "wide")[0].states.abs().max() > 65504
+
+
+def test_a_draft_model_needs_no_states(
+    tiny_checkpoint: Path, answers_file: Path, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, taps=taps_for(["draft"], 2))
+    make_dataset(str(tiny_checkpoint), answers_file, tmp_path / "set", options)
+    sample = Dataset.open(tmp_path / "set")[3]
+    assert sample.states.shape == (len(sample.token_ids), 0)
+    assert sample.top_probs.shape == (len(sample.token_ids), 8)
+
+
+def test_a_data_set_for_several_methods_has_the_taps_of_all() -> None:
+    assert taps_for(["eagle3"], 30) == (1, 14, 26)
+    assert taps_for(["mtp", "medusa"], 30) == (FINAL_NORM,)
+    assert taps_for(["medusa", "eagle3", "draft", "mtp"], 30) == (1, 14, 26, FINAL_NORM)
 
 
 def test_columns_find_the_taps_of_a_method(whole: Path) -> None:
