@@ -19,6 +19,7 @@ _COMMANDS = {
     "validate": "Prove a bundle against PyTorch.",
     "tune": "Measure what steps cost on this machine, for adaptive draft lengths.",
     "bench": "Measure speed under load: speculation off, fixed and adaptive.",
+    "data": "Make the data that drafting heads are trained on.",
     "inspect": "Show what a bundle holds.",
     "doctor": "Show what is installed and which engines can be used.",
 }

@@ -1,6 +1,7 @@
 """Values of options that are more than a word: trees and rules of acceptance."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,6 +83,26 @@ class AcceptanceType(click.ParamType[Any]):
                 param,
                 ctx,
             )
+
+
+class SizeType(click.ParamType[Any]):
+    """Bytes: a number, with KB, MB, GB or TB behind it or nothing."""
+
+    name = "size"
+    _units: ClassVar[dict[str, int]] = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's own signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Parse; fails with what was expected."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", str(value).strip().upper())
+        unit = (found[2] or "").removesuffix("B") if found else None
+        if found is None or unit is None or float(found[1]) == 0:
+            self.fail(f"{value!r} is no size. Give one such as 500MB or 4GB.", param, ctx)
+        return int(float(found[1]) * self._units[f"{unit}B" if unit else ""])
 
 
 class ListType(click.ParamType[Any]):
