@@ -85,7 +85,7 @@ def test_states_and_probabilities_are_those_of_transformers(
     whole: Path, tiny_checkpoint: Path
 ) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint)
-    final = {}
+    final: dict[str, torch.Tensor] = {}
     model.model.norm.register_forward_hook(lambda _, __, output: final.update(norm=output[0]))
     model.model.layers[1].register_forward_hook(lambda _, __, output: final.update(last=output[0]))
     data = Dataset.open(whole)
@@ -219,8 +219,8 @@ def test_a_damaged_shard_is_named_and_made_again(
 ) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
-    for name, data in contents(whole).items():
-        (folder / name).write_bytes(data)
+    for name, copied in contents(whole).items():
+        (folder / name).write_bytes(copied)
     damage(folder / "shard-00002.safetensors")
     data = Dataset.open(folder)
     told: list[str] = []
