@@ -1,0 +1,28 @@
+"""What a head is made with, from its training data."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from specexport.export.manifest import Tap
+from specexport.training.vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStart:
+    """A head before its first step; `scale` and `vocabulary` become part of it."""
+
+    taps: tuple[Tap, ...]
+    """The target's states that it reads, in order."""
+    vocabulary: DraftVocabulary
+    scale: torch.Tensor  # [W]: how large each column of these states is
+    max_position: int
+    """Positions that training needs."""
+
+
+def column_scale(states: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Root mean square [W] of each column of states [T, W]; none is much below the others."""
+    rows = torch.cat(list(states)).double()
+    scale = rows.square().mean(0).sqrt()
+    return scale.clamp_min(1e-2 * float(scale.median())).float()

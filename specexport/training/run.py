@@ -1,0 +1,165 @@
+"""A target, a data set and options → the folder of a trained head."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from specexport.bench.files import write_whole
+from specexport.errors import ConfigError
+from specexport.export.manifest import FloatType
+from specexport.training.head_start import HeadStart, column_scale
+from specexport.training.loop import Trainer, Watch
+from specexport.training.methods import METHODS
+from specexport.training.options import TrainOptions
+from specexport.training.progress import STATE_NAME, Point, read_state
+from specexport.training.samples import SPEC_NAME, Dataset
+from specexport.training.target import Target, read_target
+from specexport.training.training_data import TrainingData
+from specexport.training.vocabulary import DraftVocabulary, choose_vocabulary
+
+REPORT_NAME = "training.json"
+_SCALE_TEXTS = 16
+
+
+class TrainReport(BaseModel):
+    """The whole of `training.json`: what was trained, and what came of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    options: TrainOptions
+    target: str
+    data_sha256: str
+    """Of the data set's `dataset.json`."""
+    num_parameters: int
+    draft_vocab_size: int
+    vocabulary_coverage: float
+    """The share of the held-out answers' tokens that the head can say."""
+    num_steps: int
+    best_step: int
+    num_tokens_seen: int
+    elapsed_s: float
+    acceptance_rates: tuple[float, ...]
+    """By draft position, on all held-out texts."""
+    acceptance_length: float
+    num_drafts: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTask:
+    """What to train on what, and where to."""
+
+    target: str
+    data: Path
+    out: Path
+    options: TrainOptions
+    float_type: FloatType = "bf16"
+    """Of the tensors that are written."""
+    resume: bool = False
+
+
+def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> TrainReport:
+    """Train to the end and write the head; what a killed run did is gone on from with `resume`."""
+    check_out(task.out, resume=task.resume)
+    dataset = Dataset.open(task.data)
+    run = {**task.options.model_dump(), "data": _sha256(task.data / SPEC_NAME)}
+    state = read_state(task.out, run) if task.resume else None
+    target = read_target(task.target)
+    _check_data(dataset, target)
+    start, data = _start(dataset, target, task.options)
+    say(
+        f"Draft vocabulary: {len(start.vocabulary)} of {target.config.vocab_size} tokens, "
+        f"{start.vocabulary.coverage:.1%} of those in held-out answers."
+    )
+    torch.manual_seed(task.options.seed)
+    drafter = METHODS[task.options.method].make(target, start)
+    trainer = Trainer(drafter, torch.from_numpy(start.vocabulary.draft_ids), data)
+    if state is not None:
+        trainer.restore(state)
+        say(f"Going on after step {state.progress.step}.")
+    task.out.mkdir(parents=True, exist_ok=True)
+    trainer.run(task.options, lambda: trainer.save(task.out, run), watch)
+    report = _report(task, run, start, trainer)
+    drafter.files().write(task.out, task.float_type)
+    write_whole(task.out / REPORT_NAME, (report.model_dump_json(indent=2) + "\n").encode())
+    (task.out / STATE_NAME).unlink(missing_ok=True)
+    return report
+
+
+def check_out(out: Path, *, resume: bool) -> None:
+    """Raise `ConfigError` where a head cannot be written to `out`, or would replace something."""
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"The folder {out.parent} does not exist. Make it, or change --out.")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file. Name a folder with --out.")
+    if (out / STATE_NAME).is_file() and not resume:
+        raise ConfigError(
+            f"{out} holds a training that has not ended. Give --resume to go on, or another --out."
+        )
+    if out.is_dir() and any(out.iterdir()) and not (out / STATE_NAME).is_file():
+        raise ConfigError(f"{out} is not empty. Name another folder with --out.")
+
+
+def _check_data(dataset: Dataset, target: Target) -> None:
+    spec, config = dataset.spec, target.config
+    if (spec.vocab_size, spec.hidden_size) != (config.vocab_size, config.hidden_size):
+        raise ConfigError(
+            f"The data set {dataset.folder} is of a target with {spec.vocab_size} tokens and "
+            f"hidden states of {spec.hidden_size}; {target.source} has {config.vocab_size} and "
+            f"{config.hidden_size}. Make a data set of this target."
+        )
+    for split in ("train", "held_out"):
+        if not dataset.split(split):
+            raise ConfigError(
+                f"The data set {dataset.folder} has no {split} texts. Make it of more prompts."
+            )
+
+
+def _start(
+    dataset: Dataset, target: Target, options: TrainOptions
+) -> tuple[HeadStart, TrainingData]:
+    taps = METHODS[options.method].taps(dataset.spec.taps)
+    columns = dataset.spec.columns(taps)
+    train, held_out = dataset.split("train"), dataset.split("held_out")
+    size = target.config.vocab_size
+    vocabulary = choose_vocabulary(
+        (dataset[i] for i in train),
+        (dataset[i] for i in held_out),
+        min(options.draft_vocab_size or size, size),
+        size,
+    )
+    scale = column_scale(dataset[i].states[:, columns] for i in train[:_SCALE_TEXTS])
+    start = HeadStart(taps, vocabulary, scale, max(dataset.lengths) + options.num_draft_steps)
+    data = TrainingData(dataset, columns, options.num_draft_steps, options.batch_tokens)
+    return start, data
+
+
+def _report(
+    task: TrainTask, run: dict[str, Any], start: HeadStart, trainer: Trainer
+) -> TrainReport:
+    found, progress = trainer.final_acceptance(), trainer.progress
+    return TrainReport(
+        options=task.options,
+        target=task.target,
+        data_sha256=run["data"],
+        num_parameters=sum(p.numel() for p in trainer.drafter.parameters()),
+        draft_vocab_size=len(start.vocabulary),
+        vocabulary_coverage=start.vocabulary.coverage,
+        num_steps=progress.step,
+        best_step=progress.best.step,
+        num_tokens_seen=progress.num_tokens,
+        elapsed_s=progress.elapsed_s,
+        acceptance_rates=found.rates,
+        acceptance_length=found.length,
+        num_drafts=found.num_drafts,
+        points=tuple(progress.points),
+    )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,38 @@
+"""What a head in training borrows of its target: sizes, embedding, output matrix, final norm."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specexport.export.checkpoint import open_checkpoint
+from specexport.export.config import DecoderConfig
+from specexport.export.decoder import EMBEDDING, LM_HEAD
+from specexport.export.families import read_config
+
+
+_FINAL_NORM = "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target's frozen tensors, fp32."""
+
+    source: str
+    config: DecoderConfig
+    embedding: torch.Tensor  # [V, H]
+    output_matrix: torch.Tensor  # [V, H]
+    final_norm: torch.Tensor  # [H]
+
+
+def read_target(source: str) -> Target:
+    """Raises `CheckpointError` for a checkpoint that `build` would refuse, too."""
+    checkpoint = open_checkpoint(source)
+    config = read_config(checkpoint.config)
+
+    def read(name: str) -> torch.Tensor:
+        return torch.from_numpy(checkpoint.tensor(name).astype(np.float32))
+
+    embedding = read(EMBEDDING)
+    output = embedding if config.tied_embeddings else read(LM_HEAD)
+    return Target(source, config, embedding, output, read(_FINAL_NORM))
