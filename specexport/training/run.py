@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from specexport.bench.files import write_whole
 from specexport.errors import ConfigError
@@ -16,38 +15,14 @@ from specexport.training.head_start import HeadStart, column_scale
 from specexport.training.loop import Trainer, Watch
 from specexport.training.methods import METHODS
 from specexport.training.options import TrainOptions
-from specexport.training.progress import STATE_NAME, Point, read_state
+from specexport.training.progress import STATE_NAME, read_state
+from specexport.training.report import REPORT_NAME, TrainReport
 from specexport.training.samples import SPEC_NAME, Dataset
 from specexport.training.target import Target, read_target
 from specexport.training.training_data import TrainingData
 from specexport.training.vocabulary import DraftVocabulary, choose_vocabulary
 
-REPORT_NAME = "training.json"
 _SCALE_TEXTS = 16
-
-
-class TrainReport(BaseModel):
-    """The whole of `training.json`: what was trained, and what came of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    options: TrainOptions
-    target: str
-    data_sha256: str
-    """Of the data set's `dataset.json`."""
-    num_parameters: int
-    draft_vocab_size: int
-    vocabulary_coverage: float
-    """The share of the held-out answers' tokens that the head can say."""
-    num_steps: int
-    best_step: int
-    num_tokens_seen: int
-    elapsed_s: float
-    acceptance_rates: tuple[float, ...]
-    """By draft position, on all held-out texts."""
-    acceptance_length: float
-    num_drafts: int
-    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +62,8 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     report = _report(task, run, start, trainer)
     drafter.files().write(task.out, task.float_type)
     write_whole(task.out / REPORT_NAME, (report.model_dump_json(indent=2) + "\n").encode())
-    (task.out / STATE_NAME).unlink(missing_ok=True)
+    for left in task.out.glob(f"*{STATE_NAME}*"):
+        left.unlink()
     return report
 
 
@@ -101,7 +77,9 @@ def check_out(out: Path, *, resume: bool) -> None:
         raise ConfigError(
             f"{out} holds a training that has not ended. Give --resume to go on, or another --out."
         )
-    if out.is_dir() and any(out.iterdir()) and not (out / STATE_NAME).is_file():
+    # A hidden file is what a kill left of one that was being written.
+    names = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if STATE_NAME not in names and any(not name.startswith(".") for name in names):
         raise ConfigError(f"{out} is not empty. Name another folder with --out.")
 
 

@@ -1,0 +1,219 @@
+"""`specexport train`."""
+
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from specexport.bench.files import write_whole
+from specexport.commands.common import console
+from specexport.errors import ConfigError
+from specexport.export.manifest import FloatType
+from specexport.training.methods import METHODS
+from specexport.training.options import TrainOptions
+from specexport.training.prediction import predict
+from specexport.training.report import REPORT_NAME, TrainReport
+from specexport.training.run import TrainTask, train_head
+from specexport.training.view import watching
+
+PLOT_NAME = "training.png"
+_DEFAULTS = TrainOptions(method="eagle3")
+_EPOCHS = 5.0
+_EXAMPLES = """\b
+Examples:
+  specexport train model.gguf --method eagle3 --data dataset -o head
+  specexport train ./Llama-3.1-8B-Instruct --method eagle3 --data dataset -o head --minutes 90
+  specexport train model.gguf --method eagle3 --data dataset -o head --resume
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("target")
+@click.option(
+    "--method",
+    type=click.Choice(list(METHODS)),
+    default="eagle3",
+    show_default=True,
+    help="Kind of head.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Data set of TARGET's states and likeliest tokens.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of the head; what `build --head` reads.",
+)
+@click.option("--steps", type=click.IntRange(1), help="Train for so many steps.")
+@click.option(
+    "--epochs",
+    type=click.FloatRange(0, min_open=True),
+    help="Or for so many passes over the data  [default: 5].",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Or for so long: the schedule is fitted to it by what steps take.",
+)
+@click.option(
+    "--draft-vocab",
+    type=click.IntRange(1),
+    default=32000,
+    show_default=True,
+    help="Tokens that the head can say: the most frequent ones of the answers.",
+)
+@click.option(
+    "--draft-steps",
+    type=click.IntRange(1, 16),
+    default=_DEFAULTS.num_draft_steps,
+    show_default=True,
+    help="Draft positions that are learned.",
+)
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(1),
+    default=_DEFAULTS.batch_tokens,
+    show_default=True,
+    help="Tokens of a step, prompts included.",
+)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(0, min_open=True),
+    default=_DEFAULTS.learning_rate,
+    show_default=True,
+    help="At its highest.",
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(1),
+    default=_DEFAULTS.patience,
+    show_default=True,
+    help="End early after so many looks at held-out texts without a gain.",
+)
+@click.option(
+    "--save-every",
+    type=click.IntRange(1),
+    default=_DEFAULTS.save_every,
+    show_default=True,
+    help="Steps between two saved states.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads  [default: every CPU].")
+@click.option(
+    "--weights",
+    "float_type",
+    type=click.Choice(get_args(FloatType)),
+    default="bf16",
+    show_default=True,
+    help="How the head is stored.",
+)
+@click.option("--resume", is_flag=True, help="Go on where a training into this folder ended.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="A tuned bundle of TARGET, to predict the speed-up from.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(
+    target: str,
+    method: str,
+    data: Path,
+    out: Path,
+    steps: int | None,
+    epochs: float | None,
+    minutes: float | None,
+    draft_vocab: int,
+    draft_steps: int,
+    batch_tokens: int,
+    learning_rate: float,
+    patience: int,
+    save_every: int,
+    seed: int,
+    threads: int | None,
+    float_type: FloatType,
+    resume: bool,
+    bundle: Path | None,
+    as_json: bool,
+) -> None:
+    """Train a drafting head of TARGET on its own answers and write it as such heads are published.
+
+    TARGET is a Hugging Face directory, a hub id or a GGUF file: what the data set was made with.
+    """
+    if sum(value is not None for value in (steps, epochs, minutes)) > 1:
+        raise ConfigError("Give one of --steps, --epochs and --minutes: each says how long.")
+    options = TrainOptions(
+        method=method,
+        num_draft_steps=draft_steps,
+        draft_vocab_size=draft_vocab,
+        steps=steps,
+        epochs=_EPOCHS if steps is None and minutes is None and epochs is None else epochs,
+        minutes=minutes,
+        batch_tokens=batch_tokens,
+        learning_rate=learning_rate,
+        patience=patience,
+        save_every=save_every,
+        seed=seed,
+    )
+    if threads:
+        _use_threads(threads)
+    with watching(console) as watch:
+        task = TrainTask(target, data, out, options, float_type, resume)
+        report = train_head(task, watch, lambda text: console.print(text, soft_wrap=True))
+    _plot(out, report)
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+        return
+    _summarise(target, out, report)
+    if bundle is not None:
+        _predict(bundle, report)
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def _plot(out: Path, report: TrainReport) -> None:
+    try:
+        from specexport.training.plot import draw
+    except ModuleNotFoundError:
+        console.print("No figure: install matplotlib for one (pip install 'specexport[bench]').")
+        return
+    write_whole(out / PLOT_NAME, draw(report))
+    console.print(f"Figure: {out / PLOT_NAME}", soft_wrap=True, markup=False)
+
+
+def _summarise(target: str, out: Path, report: TrainReport) -> None:
+    rates = " ".join(f"{rate:.2f}" for rate in report.acceptance_rates)
+    size = (out / "model.safetensors").stat().st_size
+    click.echo(
+        f"{out}: {report.options.method}, {report.num_parameters / 1e6:.1f}M parameters, "
+        f"{size / 1e6:.1f} MB, step {report.best_step} of {report.num_steps} "
+        f"({REPORT_NAME} has all figures)"
+    )
+    click.echo(
+        f"Greedy drafts on {report.num_drafts} places of held-out answers: acceptance per position "
+        f"{rates}; expected acceptance length {report.acceptance_length:.2f}"
+    )
+    click.echo(
+        f"Build with it: specexport build {target} --method {report.options.method} "
+        f"--head {out} -o BUNDLE"
+    )
+
+
+def _predict(bundle: Path, report: TrainReport) -> None:
+    found = predict(bundle, report)
+    if found is None:
+        click.echo(f"No prediction: run specexport tune {bundle} here first.")
+        return
+    click.echo(
+        f"Predicted: {found.speed_up:.2f} times plain decoding with drafts of "
+        f"{found.num_draft_tokens}, by what steps of {bundle} cost, if a step of the head costs "
+        "its share of the target's weights"
+    )
