@@ -75,6 +75,11 @@ Examples:
     help="Draft positions that are learned.",
 )
 @click.option(
+    "--lm-head",
+    type=click.Choice(["tied", "own"]),
+    help="Medusa: heads share the target's output matrix, or train one each  [default: tied].",
+)
+@click.option(
     "--batch-tokens",
     type=click.IntRange(1),
     default=_DEFAULTS.batch_tokens,
@@ -129,6 +134,7 @@ def command(
     minutes: float | None,
     draft_vocab: int,
     draft_steps: int,
+    lm_head: str | None,
     batch_tokens: int,
     learning_rate: float,
     patience: int,
@@ -146,10 +152,13 @@ def command(
     """
     if sum(value is not None for value in (steps, epochs, minutes)) > 1:
         raise ConfigError("Give one of --steps, --epochs and --minutes: each says how long.")
+    if lm_head and method != "medusa":
+        raise ConfigError(f"--lm-head has no meaning for method {method}.")
     options = TrainOptions(
         method=method,
         num_draft_steps=draft_steps,
         draft_vocab_size=draft_vocab,
+        tied_lm_head=lm_head != "own",
         steps=steps,
         epochs=_EPOCHS if steps is None and minutes is None and epochs is None else epochs,
         minutes=minutes,

@@ -19,6 +19,9 @@ class HeadStart:
     scale: torch.Tensor  # [W]: how large each column of these states is
     max_position: int
     """Positions that training needs."""
+    num_draft_steps: int
+    is_tied: bool = True
+    """Medusa: all heads share the target's output matrix."""
 
 
 def column_scale(states: Iterable[torch.Tensor]) -> torch.Tensor:

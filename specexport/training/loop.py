@@ -37,7 +37,8 @@ class Trainer:
     def __init__(self, drafter: Drafter, draft_ids: torch.Tensor, data: TrainingData) -> None:
         """`draft_ids` [V] are -1 for tokens that the head cannot say."""
         self._accelerator = Accelerator()
-        optimizer = torch.optim.AdamW(drafter.parameters(), betas=(0.9, 0.95))
+        trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95))
         learner = Learner(drafter, draft_ids)
         self._learner, self._optimizer = self._accelerator.prepare(learner, optimizer)
         self.drafter, self._draft_ids, self._data = drafter, learner.draft_ids, data

@@ -8,6 +8,7 @@ from specexport.export.manifest import FINAL_NORM, Tap
 from specexport.training.drafter import Drafter
 from specexport.training.eagle3 import Eagle3
 from specexport.training.head_start import HeadStart
+from specexport.training.medusa import Medusa
 from specexport.training.target import Target
 
 _DATA_ADVICE = "Make the data set again, for this method."
@@ -34,4 +35,7 @@ def _final_tap(taps: tuple[Tap, ...]) -> tuple[Tap, ...]:
     raise ConfigError(f"The data set lacks the states after the final norm. {_DATA_ADVICE}")
 
 
-METHODS = {"eagle3": TrainMethod(_layer_taps, Eagle3)}
+METHODS = {
+    "eagle3": TrainMethod(_layer_taps, Eagle3),
+    "medusa": TrainMethod(_final_tap, Medusa),
+}

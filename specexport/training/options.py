@@ -15,6 +15,8 @@ class TrainOptions(BaseModel):
     """Draft positions that are learned, each from the one before it."""
     draft_vocab_size: int | None = None
     """None: the target's."""
+    tied_lm_head: bool = True
+    """Medusa: all heads share the target's output matrix, instead of training one each."""
     steps: int | None = None
     epochs: float | None = None
     minutes: float | None = None

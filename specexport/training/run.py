@@ -112,7 +112,14 @@ def _start(
         size,
     )
     scale = column_scale(dataset[i].states[:, columns] for i in train[:_SCALE_TEXTS])
-    start = HeadStart(taps, vocabulary, scale, max(dataset.lengths) + options.num_draft_steps)
+    start = HeadStart(
+        taps=taps,
+        vocabulary=vocabulary,
+        scale=scale,
+        max_position=max(dataset.lengths) + options.num_draft_steps,
+        num_draft_steps=options.num_draft_steps,
+        is_tied=options.tied_lm_head,
+    )
     data = TrainingData(dataset, columns, options.num_draft_steps, options.batch_tokens)
     return start, data
 

@@ -14,7 +14,7 @@ import torch
 from specexport.engines.ort import OrtFunction
 from specexport.export.build import BuildOptions, build
 from specexport.export.manifest import HeadSpec
-from specexport.export.methods import HeadMethod
+from specexport.export.methods import HeadMethod, MedusaMethod
 from specexport.training.drafter import Drafter
 from specexport.training.head_start import HeadStart
 from specexport.training.methods import METHODS
@@ -35,18 +35,30 @@ def vocabulary(size: int) -> DraftVocabulary:
     return DraftVocabulary(np.sort(ids), VOCAB_SIZE, 0.5)
 
 
-def untaught(method: str, checkpoint: Path, dataset: Dataset, size: int) -> Drafter:
+def untaught(
+    method: str, checkpoint: Path, dataset: Dataset, size: int, *, is_tied: bool = True
+) -> Drafter:
     """A head with weights large enough for every part of it to show."""
     taps = METHODS[method].taps(dataset.spec.taps)
     width = len(taps) * dataset.spec.hidden_size
     scale = torch.rand(width, generator=torch.Generator().manual_seed(2)) + 0.5
     torch.manual_seed(3)
     target = read_target(str(checkpoint))
-    drafter = METHODS[method].make(target, HeadStart(taps, vocabulary(size), scale, 64))
+    start = HeadStart(taps, vocabulary(size), scale, 64, NUM_STEPS, is_tied)
+    drafter = METHODS[method].make(target, start)
     with torch.no_grad():
         for parameter in drafter.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
     return drafter
+
+
+def three_texts(folder: Path) -> tuple[Path, Dataset]:
+    """A random target, and texts of different lengths."""
+    checkpoint, model = random_target(folder)
+    texts = random_texts((14, 9, 17))
+    data = write_dataset(folder / "data", model, texts, num_prompt=NUM_PROMPT, num_shards=1)
+    return checkpoint, Dataset.open(data)
 
 
 def packed(dataset: Dataset, method: str) -> tuple[Packed, list[int]]:
@@ -76,11 +88,7 @@ def drafted(bundle: Path, spec: HeadSpec, states: torch.Tensor, tokens: list[int
 def test_unrolled_steps_are_what_the_exported_head_drafts(
     method: str, size: int, tmp_path: Path
 ) -> None:
-    checkpoint, model = random_target(tmp_path)
-    texts = random_texts((14, 9, 17))
-    dataset = Dataset.open(
-        write_dataset(tmp_path / "data", model, texts, num_prompt=NUM_PROMPT, num_shards=1)
-    )
+    checkpoint, dataset = three_texts(tmp_path)
     drafter = untaught(method, checkpoint, dataset, size)
     (tmp_path / "head").mkdir()
     drafter.files().write(tmp_path / "head", "fp32")
@@ -101,3 +109,28 @@ def test_unrolled_steps_are_what_the_exported_head_drafts(
             assert batch.counts[:, chain].sum() == steps
             found = unrolled[:, chain].numpy()
             np.testing.assert_allclose(found[:steps], expected[:steps], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("size", [90, VOCAB_SIZE])
+def test_medusa_heads_are_what_the_exported_graph_computes(
+    size: int, is_tied: bool, tmp_path: Path
+) -> None:
+    checkpoint, dataset = three_texts(tmp_path)
+    drafter = untaught("medusa", checkpoint, dataset, size, is_tied=is_tied)
+    (tmp_path / "head").mkdir()
+    drafter.files().write(tmp_path / "head", "fp32")
+    options = BuildOptions(MedusaMethod(num_speculative_tokens=2), head=str(tmp_path / "head"))
+    manifest = build(str(checkpoint), tmp_path / "bundle", options)
+    assert manifest.head is not None
+    assert manifest.head.medusa is not None
+    batch, numbers = packed(dataset, "medusa")
+    with torch.inference_mode():
+        found = torch.stack(list(drafter(batch)), dim=1).numpy()  # [C, K, V_draft]
+    states = [dataset[i].states[NUM_PROMPT - 2 : -2, -32:] for i in numbers]
+    graph = OrtFunction(tmp_path / "bundle" / manifest.head.medusa.path)
+    expected = graph.run(torch.cat(states).numpy())
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    if size < VOCAB_SIZE:
+        token_map = np.load(tmp_path / "bundle" / str(manifest.head.token_map))
+        assert np.array_equal(token_map, vocabulary(size).token_map)
