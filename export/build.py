@@ -42,7 +42,7 @@ class BuildOptions:
     draft: str | None = None
     """Checkpoint of the draft model; goes with `DraftMethod` alone."""
     head: str | None = None
-    """Checkpoint of the head; goes with methods medusa, eagle and eagle3."""
+    """Checkpoint of the head; method mtp needs none where the target holds the layer."""
     lookup: LookupMethod | None = None
     """Asked first; the method drafts where it finds nothing."""
     acceptance: Acceptance = field(default_factory=LosslessAcceptance)

@@ -6,6 +6,7 @@ from specexport.export.config import DecoderConfig
 from specexport.export.heads.eagle import plan_eagle
 from specexport.export.heads.eagle3 import plan_eagle3
 from specexport.export.heads.head_checkpoint import open_head
+from specexport.export.heads.joined import JoinedCheckpoint
 from specexport.export.heads.medusa import plan_medusa
 from specexport.export.heads.mtp import plan_mtp
 from specexport.export.heads.plan import HeadPlan
@@ -19,14 +20,11 @@ def plan_head(
 ) -> HeadPlan | None:
     """The plan of the head that `method` needs; None where it needs none.
 
-    `head` is where it lies; an MTP layer lies in the target's own `checkpoint`.
+    `head` is where it lies; an MTP layer lies in the target's own `checkpoint`, unless it is given.
     """
     if method == "mtp":
         if head is not None:
-            raise ConfigError(
-                f"--head is {head}, but method mtp reads the layer in the target's checkpoint. "
-                "Leave --head out, or give --method medusa, eagle or eagle3."
-            )
+            checkpoint = JoinedCheckpoint(checkpoint, open_head(head), target.num_layers)
         return plan_mtp(checkpoint, target)
     if method not in HEAD_METHODS:
         if head is not None:

@@ -85,7 +85,8 @@ Examples:
 @click.option(
     "--head",
     metavar="PATH",
-    help="Head of method medusa, eagle or eagle3: a directory, file or hub id; MTP is in MODEL.",
+    help="Head of method medusa, eagle or eagle3: a directory, file or hub id; of mtp, where the "
+    "layer is not in MODEL.",
 )
 @click.option(
     "--tree",

@@ -9,6 +9,7 @@ from specexport.training.drafter import Drafter
 from specexport.training.eagle3 import Eagle3
 from specexport.training.head_start import HeadStart
 from specexport.training.medusa import Medusa
+from specexport.training.mtp import Mtp
 from specexport.training.target import Target
 
 _DATA_ADVICE = "Make the data set again, for this method."
@@ -38,4 +39,5 @@ def _final_tap(taps: tuple[Tap, ...]) -> tuple[Tap, ...]:
 METHODS = {
     "eagle3": TrainMethod(_layer_taps, Eagle3),
     "medusa": TrainMethod(_final_tap, Medusa),
+    "mtp": TrainMethod(_final_tap, Mtp),
 }

@@ -40,6 +40,8 @@ class HeadCheck:
         if self.manifest.target.is_quantized or _weight_type(spec) not in get_args(FloatType):
             return None, "its bundle holds matrices of integers or fp8"
         if self.manifest.method.kind == "mtp":
+            if self.manifest.provenance.head_checkpoint:
+                return None, "its MTP layer lies apart from its target, where PyTorch has no reader"
             try:
                 mtp = TorchMtp(self.target, _weight_type(spec))
             except CheckpointError as error:  # a family whose layer transformers does not have

@@ -113,7 +113,7 @@ def test_the_manifest_of_a_head_is_the_same_each_time(
     [
         ("medusa", (), "Method medusa needs its head: give --head PATH."),
         ("eagle3", (), "Method eagle3 needs its head: give --head PATH."),
-        ("mtp", ("--head", "{eagle}"), "method mtp reads the layer in the target's checkpoint"),
+        ("mtp", ("--head", "{eagle}"), "holds no tensors of an MTP layer"),
         ("ngram", ("--head", "{eagle}"), "--head has no meaning for method ngram"),
         ("eagle", ("--head", "{eagle3}"), "is an EAGLE-3 head"),
         ("eagle3", ("--head", "{eagle}"), "is no EAGLE-3 head"),
