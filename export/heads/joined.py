@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from specexport.errors import CheckpointError
 from specexport.export.checkpoint import Checkpoint, Tensor, TensorSource
@@ -15,8 +14,9 @@ class JoinedCheckpoint:
 
     def __init__(self, target: Checkpoint, head: HeadCheckpoint, num_layers: int) -> None:
         """Raises `CheckpointError` where the head holds none; the target has `num_layers`."""
-        self.source = head.source
-        self._target = target
+        self.source, self._target = head.source, target
+        self.config, self.generation_config = target.config, target.generation_config
+        self.notes = target.notes
         own = mtp_tensors(target.names(), num_layers)
         taken = mtp_tensors(head.names(), num_layers)
         if not taken:
@@ -28,21 +28,6 @@ class JoinedCheckpoint:
             **{name: target for name in target.names() if name not in own},
             **dict.fromkeys(taken, head),
         }
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The target's."""
-        return self._target.config
-
-    @property
-    def generation_config(self) -> dict[str, Any]:
-        """The target's."""
-        return self._target.generation_config
-
-    @property
-    def notes(self) -> list[str]:
-        """The target's."""
-        return self._target.notes
 
     def names(self) -> Iterable[str]:
         """Names of all tensors."""

@@ -1,4 +1,4 @@
-"""Which texts each step learns from: a function of the seed, so that any step can be gone on from."""
+"""Which texts each step learns from: a function of the seed, so any step can be gone on from."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count

@@ -1,8 +1,8 @@
 """One decoder layer that drafts: its queries are steps of chains, not rows of a text.
 
-Step k of a chain that begins at row i stands at position i + k. It sees the rows 0 to i of its text,
-computed from the target's states, and the steps 1 to k of its own chain, computed from what the head
-gave: what is in the cache when it drafts. So training and drafting compute the same.
+Step k of a chain that begins at row i stands at position i + k. It sees the rows 0 to i of its
+text, computed from the target's states, and the steps 1 to k of its own chain, computed from what
+the head gave: what is in the cache when it drafts. So training and drafting compute the same.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ class DraftLayer(nn.Module):
     ) -> torch.Tensor:
         """[C, H]; `own` are the entries of the chains' steps from 1 on."""
         h = residual + self.self_attn(attended, positions, text, own, batch)
-        return h + self.mlp(self.post_attention_layernorm(h))
+        found: torch.Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        return found
 
 
 class GatedMlp(nn.Module):
@@ -53,11 +54,16 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[…, H] → […, H]."""
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = nn.functional.silu(self.gate_proj(x))
+        found: torch.Tensor = self.down_proj(gate * self.up_proj(x))
+        return found
 
 
 class ChainAttention(nn.Module):
     """Grouped-query attention over a text and a chain."""
+
+    cos: torch.Tensor  # [positions, D / 2]
+    sin: torch.Tensor
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -74,7 +80,7 @@ class ChainAttention(nn.Module):
             self.q_norm = nn.RMSNorm(self._head_dim, config.norm_eps)
             self.k_norm = nn.RMSNorm(self._head_dim, config.norm_eps)
         tables = rotary_tables(config.rope, self._head_dim, config.max_position)
-        for name, table in zip(("cos", "sin"), tables, strict=True):  # [positions, D / 2]
+        for name, table in zip(("cos", "sin"), tables, strict=True):
             self.register_buffer(name, torch.from_numpy(table), persistent=False)
 
     def entries(self, attended: torch.Tensor, positions: torch.Tensor) -> Entries:
@@ -94,13 +100,15 @@ class ChainAttention(nn.Module):
         """[C, H]."""
         query = self.q_proj(attended).unflatten(-1, (self._heads, self._head_dim))
         query = self._rotate(self._normed(query, "q_norm"), positions)
-        query = query.unflatten(1, (self._kv_heads, -1)) * self._head_dim**-0.5  # [C, G, g, D]
+        query = query * self._head_dim**-0.5
+        query = query.view(len(query), self._kv_heads, -1, self._head_dim)  # [C, G, g, D]
         parts = []
         for rows, chains in batch.spans:
             seen = batch.first_rows[chains] - rows.start
             steps = [(key[chains], value[chains]) for key, value in own]
             parts.append(_attend(query[chains], (text[0][rows], text[1][rows]), steps, seen))
-        return self.o_proj(torch.cat(parts).flatten(1))
+        found: torch.Tensor = self.o_proj(torch.cat(parts).flatten(1))
+        return found
 
     def _normed(self, x: torch.Tensor, norm: str) -> torch.Tensor:
         module = getattr(self, norm, None)

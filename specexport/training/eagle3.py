@@ -4,7 +4,6 @@ One decoder layer in SafeAILab's layout, which SpecForge and most loaders share;
 embedding is read and not stored. `export/heads/eagle3.py` has the equations.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +20,9 @@ from specexport.training.target import Target
 
 class Eagle3(StepDrafter):
     """Its state dict has the published names."""
+
+    embedding: torch.Tensor  # [V, H]
+    scale: torch.Tensor  # [n * H]
 
     def __init__(self, target: Target, start: HeadStart) -> None:
         super().__init__()
@@ -44,8 +46,9 @@ class Eagle3(StepDrafter):
         return self.midlayer
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
-        """[N, n * H] → [N, H]; columns of very different size would be learned at different speed."""
-        return self.fc(states / self.scale)
+        """[N, n * H] → [N, H]; columns of different sizes would be learned at different speeds."""
+        found: torch.Tensor = self.fc(states / self.scale)
+        return found
 
     def inputs(
         self, token_ids: torch.Tensor, features: torch.Tensor

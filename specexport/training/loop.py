@@ -18,7 +18,7 @@ from specexport.training.evaluate import Acceptance, measure_acceptance
 from specexport.training.loss import Learner
 from specexport.training.options import TrainOptions
 from specexport.training.packing import Packed
-from specexport.training.progress import Point, Progress, SavedState
+from specexport.training.progress import Progress, SavedState
 from specexport.training.training_data import TrainingData
 
 _PACE_STEPS = 5
@@ -116,13 +116,11 @@ class Trainer:
             self._best_weights = self._weights()
 
     def _measure(self, num_tokens: float) -> Acceptance:
-        batches = (
-            batch.to(self._accelerator.device) for batch in self._data.held_out(num_tokens)
-        )
+        batches = (batch.to(self._accelerator.device) for batch in self._data.held_out(num_tokens))
         return measure_acceptance(self.drafter, self._draft_ids, batches)
 
     def _fit(self, options: TrainOptions) -> None:
-        """The number of steps that the time allows, by what they took; the slowest process tells."""
+        """The steps that the time allows, by what they took; the slowest process decides."""
         progress = self.progress
         if options.minutes is None or progress.step == progress.total_steps:
             return

@@ -26,6 +26,8 @@ def distribution_loss(
 class Learner(nn.Module):
     """A head and its loss, as one module that can be spread over devices."""
 
+    draft_ids: torch.Tensor  # [V]
+
     def __init__(self, drafter: Drafter, draft_ids: torch.Tensor) -> None:
         """`draft_ids` [V] are -1 for tokens that the head cannot say."""
         super().__init__()

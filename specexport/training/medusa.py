@@ -68,9 +68,10 @@ class MedusaBlock(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(size, size)])
-        nn.init.zeros_(self.layers[0].weight)
-        nn.init.zeros_(self.layers[0].bias)
+        linear = nn.Linear(size, size)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        self.layers = nn.ModuleList([linear])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[C, H] → [C, H]."""

@@ -1,9 +1,9 @@
 """A multi-token-prediction layer to train, for a target that was published without one.
 
 One decoder layer of the target's kind, with the names that Qwen3-Next gave it (`mtp.*`), between
-norms and a projection of its own; the target's embedding and output matrix are read and not stored.
-`export/heads/mtp_layouts.py` has the equations. It has the target's whole vocabulary, but is trained
-on the frequent part of it, which is what its acceptance is measured with, too.
+norms and a projection of its own; the target's embedding and output matrix are read, not stored.
+`export/heads/mtp_layouts.py` has the equations. It has the target's whole vocabulary, but is
+trained on the frequent part of it, which its acceptance is measured with, too.
 """
 
 from dataclasses import replace
@@ -23,6 +23,9 @@ from specexport.training.target import Target
 class Mtp(StepDrafter):
     """Its state dict has the published names."""
 
+    embedding: torch.Tensor  # [V, H]
+    lm_head: torch.Tensor  # [V_draft, H]
+
     def __init__(self, target: Target, start: HeadStart) -> None:
         super().__init__()
         self._target = target.config
@@ -37,8 +40,7 @@ class Mtp(StepDrafter):
     @property
     def layer(self) -> DraftLayer:
         """The one decoder layer."""
-        found: DraftLayer = self.mtp.layers[0]
-        return found
+        return self.mtp.layer
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """Read as they are."""
@@ -50,7 +52,7 @@ class Mtp(StepDrafter):
         """The embedding goes first."""
         e = self.mtp.pre_fc_norm_embedding(self.embedding[token_ids])
         x = self.mtp.fc(torch.cat([e, self.mtp.pre_fc_norm_hidden(features)], dim=-1))
-        return x, self.mtp.layers[0].input_layernorm(x)
+        return x, self.mtp.layer.input_layernorm(x)
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the next step reads went through the norm, as the target's state did."""
@@ -79,6 +81,13 @@ class MtpModule(nn.Module):
         self.pre_fc_norm_hidden = nn.RMSNorm(size, eps)
         self.layers = nn.ModuleList([MtpLayer(config)])
         self.norm = nn.RMSNorm(size, eps)
+
+    @property
+    def layer(self) -> "MtpLayer":
+        """The one."""
+        (found,) = self.layers
+        assert isinstance(found, MtpLayer)
+        return found
 
 
 class MtpLayer(DraftLayer):

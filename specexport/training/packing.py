@@ -1,14 +1,14 @@
 """Texts side by side without padding, and the drafts that a head learns to make of them.
 
-A *chain* is one draft: it begins after token i of a text and step k predicts token i + k + 2. Step 0
-reads the target's states after token i, the steps after it what the head itself gave. While tokens
-before it are right, a draft is what the text says; so all steps read the text's tokens.
+A *chain* is one draft: it begins after token i of a text, and step k predicts token i + k + 2. Step
+0 reads the target's states after token i, the steps after it what the head itself gave. As long as
+its tokens are right, a draft is what the text says; so all steps read the text's tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -38,9 +38,13 @@ class Packed:
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {k: v.to(device) for k, v in moved.items() if isinstance(v, torch.Tensor)}
-        return replace(self, **tensors)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **moved)
 
 
 def pack(samples: Sequence[Sample], columns: Sequence[int], num_steps: int) -> Packed:

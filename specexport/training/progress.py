@@ -121,7 +121,7 @@ def read_state(folder: Path, run: dict[str, Any]) -> SavedState | None:
     for key, value in run.items():
         if (saved := state.run.get(key)) != value:
             raise ConfigError(
-                f"The training in {folder} was begun with {key} {saved!r}, and now it is {value!r}. "
+                f"The training in {folder} was begun with {key} {saved!r}; now it is {value!r}. "
                 "Give the same again, or another --out."
             )
     return state

@@ -20,7 +20,7 @@ from specexport.training.report import REPORT_NAME, TrainReport
 from specexport.training.samples import SPEC_NAME, Dataset
 from specexport.training.target import Target, read_target
 from specexport.training.training_data import TrainingData
-from specexport.training.vocabulary import DraftVocabulary, choose_vocabulary
+from specexport.training.vocabulary import choose_vocabulary
 
 _SCALE_TEXTS = 16
 

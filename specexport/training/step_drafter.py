@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from specexport.training.draft_layer import DraftLayer
+from specexport.training.draft_layer import DraftLayer, Entries
 from specexport.training.drafter import Drafter
 from specexport.training.packing import Packed
 
@@ -35,8 +35,9 @@ class StepDrafter(Drafter):
     def forward(self, batch: Packed) -> Iterator[torch.Tensor]:
         """Logits [C, V_draft] of each step."""
         attention = self.layer.self_attn
-        residual, attended = self.inputs(batch.next_ids, self.features(batch.states))
-        text, own = attention.entries(attended, batch.positions), []
+        features = self.features(batch.states)
+        residual, attended = self.inputs(batch.next_ids, features)
+        text, own = attention.entries(attended, batch.positions), list[Entries]()
         residual, attended = residual[batch.first_rows], attended[batch.first_rows]
         positions = batch.positions[batch.first_rows]
         for step in range(batch.num_steps):

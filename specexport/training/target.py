@@ -10,7 +10,6 @@ from specexport.export.config import DecoderConfig
 from specexport.export.decoder import EMBEDDING, LM_HEAD
 from specexport.export.families import read_config
 
-
 _FINAL_NORM = "model.norm.weight"
 
 

@@ -48,7 +48,8 @@ def _line(point: Point, total_steps: int | None) -> str:
 def _screen(progress: Progress) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0))
     depth = max((len(point.rates) for point in progress.points), default=0)
-    for name in ("step", "loss", "held out", *(f"position {i + 1}" for i in range(depth)), "length"):
+    positions = (f"position {i + 1}" for i in range(depth))
+    for name in ("step", "loss", "held out", *positions, "length"):
         table.add_column(name, justify="right")
     for point in progress.points[-_SHOWN:]:
         loss = "" if point.loss is None else f"{point.loss:.3f}"

@@ -42,8 +42,10 @@ class DraftVocabulary:
 def choose_vocabulary(
     train: Iterable[Sample], held_out: Iterable[Sample], size: int, target_size: int
 ) -> DraftVocabulary:
-    """The `size` tokens that answers hold most often; among equals those that the target finds
-    likely most often, then those with the lower ids."""
+    """The `size` tokens that answers hold most often.
+
+    Among equals those come first that the target finds likely most often, then the lower ids.
+    """
     counts, mass = _frequencies(train, target_size)
     order = np.lexsort((np.arange(target_size), -mass, -counts))
     token_map = np.sort(order[:size]).astype(np.int64)

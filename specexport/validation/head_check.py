@@ -40,13 +40,7 @@ class HeadCheck:
         if self.manifest.target.is_quantized or _weight_type(spec) not in get_args(FloatType):
             return None, "its bundle holds matrices of integers or fp8"
         if self.manifest.method.kind == "mtp":
-            if self.manifest.provenance.head_checkpoint:
-                return None, "its MTP layer lies apart from its target, where PyTorch has no reader"
-            try:
-                mtp = TorchMtp(self.target, _weight_type(spec))
-            except CheckpointError as error:  # a family whose layer transformers does not have
-                return None, str(error)
-            return compare_steps(self.bundle, spec, mtp, texts, self.tolerance), None
+            return self._run_mtp(spec, texts)
         recorded = self.manifest.provenance.head_checkpoint or ""
         source = find_source(self.head, recorded, "--head-checkpoint")
         target, weight_type = read_config(open_checkpoint(self.target).config), _weight_type(spec)
@@ -55,6 +49,17 @@ class HeadCheck:
             return compare_medusa(self.bundle, spec, medusa, texts, self.tolerance), None
         head = self._eagle(reference, source, target, weight_type)
         return compare_steps(self.bundle, spec, head, texts, self.tolerance), None
+
+    def _run_mtp(
+        self, spec: HeadSpec, texts: Sequence[Sequence[int]]
+    ) -> tuple[HeadReport | None, str | None]:
+        if self.manifest.provenance.head_checkpoint:
+            return None, "transformers loads no MTP layer that lies apart from its target"
+        try:
+            mtp = TorchMtp(self.target, _weight_type(spec))
+        except CheckpointError as error:  # a family whose layer transformers does not have
+            return None, str(error)
+        return compare_steps(self.bundle, spec, mtp, texts, self.tolerance), None
 
     def _eagle(
         self, reference: Reference, source: str, target: DecoderConfig, weight_type: FloatType

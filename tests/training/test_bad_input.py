@@ -10,6 +10,7 @@ from specexport.cli import cli
 from specexport.training.progress import STATE_NAME
 from tests.tiny import write_checkpoint
 from tests.tiny_dataset import cycle_target, cycle_texts, write_dataset
+from tests.training_tools import Killed, kill_after, options, train
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,6 @@ def test_options_that_contradict_each_other(cycle: Path, tmp_path: Path) -> None
 
 
 def test_a_training_goes_on_only_as_it_was_begun(cycle: Path, tmp_path: Path) -> None:
-    from tests.training.test_loop import Killed, kill_after, options, train
-
     with pytest.raises(Killed):
         train(cycle, tmp_path / "head", options(steps=4), watch=kill_after(3))
     found = refused(cycle, tmp_path / "head", "--resume", "--seed", "7")
@@ -82,9 +81,7 @@ def test_a_training_goes_on_only_as_it_was_begun(cycle: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
-def test_mtp_layers_of_kinds_that_are_not_trained(
-    family: str, cycle: Path, tmp_path: Path
-) -> None:
+def test_mtp_layers_of_kinds_that_are_not_trained(family: str, cycle: Path, tmp_path: Path) -> None:
     write_checkpoint(cycle / family, family)
     found = refused(cycle, tmp_path / "head", "--method", "mtp", target=family)
     assert "which is not trained yet" in found

@@ -3,7 +3,6 @@
 A mask or an alignment that differs would cost acceptance without a sign.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,7 @@ def packed(dataset: Dataset, method: str) -> tuple[Packed, list[int]]:
 
 def drafted(bundle: Path, spec: HeadSpec, states: torch.Tensor, tokens: list[int]) -> Any:
     """Logits [K, V_draft] of a draft that reads the text: a prefix and then step by step."""
+    assert spec.step is not None
     fuse = OrtFunction(bundle / spec.fuse.path) if spec.fuse else None
     features = fuse.run(states.numpy()) if fuse else states.numpy()
     runner = HeadRunner(bundle / spec.step.path)
