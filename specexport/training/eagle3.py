@@ -14,8 +14,8 @@ from specexport.export.heads.taps import default_taps
 from specexport.training.draft_layer import DraftLayer
 from specexport.training.head_files import HeadFiles
 from specexport.training.head_start import HeadStart
+from specexport.training.lender import Lender
 from specexport.training.step_drafter import StepDrafter
-from specexport.training.target import Target
 
 
 class Eagle3(StepDrafter):
@@ -24,7 +24,7 @@ class Eagle3(StepDrafter):
     embedding: torch.Tensor  # [V, H]
     scale: torch.Tensor  # [n * H]
 
-    def __init__(self, target: Target, start: HeadStart) -> None:
+    def __init__(self, target: Lender, start: HeadStart) -> None:
         super().__init__()
         taps, vocabulary = start.taps, start.vocabulary
         self._config = _layer_config(target.config, start.max_position)

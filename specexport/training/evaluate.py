@@ -15,7 +15,8 @@ class Acceptance:
     """Of greedy drafts as long as the head was trained for, one after each token of the answers."""
 
     rates: tuple[float, ...]
-    """By position: the share of drafts whose token there is the target's, of those right so far."""
+    """By position: the share of drafts whose token there is the target's likeliest, of those whose
+    tokens before it are, and whose text went on with these."""
     length: float
     """Expected tokens of a step, the target's own included."""
     loss: float
@@ -29,7 +30,7 @@ def measure_acceptance(
 ) -> Acceptance:
     """`draft_ids` [V] are -1 for tokens that the head cannot say.
 
-    A draft's later steps read the text, which is what was drafted wherever it still counts.
+    A draft's later steps read the text, which is what was drafted wherever they still count.
     """
     right: list[float] = []
     tried: list[float] = []
@@ -46,8 +47,10 @@ def measure_acceptance(
                 loss += float((found * batch.counts[0]).sum())
             alive = alive * batch.counts[step]
             tried[step] += float(alive.sum())
-            alive = alive * (logits.argmax(1) == draft_ids[batch.label_ids[step]])
+            greedy = batch.top_ids[step, :, 0]
+            alive = alive * (logits.argmax(1) == draft_ids[greedy])
             right[step] += float(alive.sum())
+            alive = alive * (batch.label_ids[step] == greedy)
     rates = tuple(r / max(t, 1.0) for r, t in zip(right, tried, strict=True))
     length, all_right = 1.0, 1.0
     for rate in rates:

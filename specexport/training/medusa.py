@@ -14,14 +14,14 @@ from torch import nn
 from specexport.training.drafter import Drafter
 from specexport.training.head_files import HeadFiles
 from specexport.training.head_start import HeadStart
+from specexport.training.lender import Lender
 from specexport.training.packing import Packed
-from specexport.training.target import Target
 
 
 class Medusa(Drafter):
     """One residual block a head; at first each head says what the target's own head says."""
 
-    def __init__(self, target: Target, start: HeadStart) -> None:
+    def __init__(self, target: Lender, start: HeadStart) -> None:
         super().__init__()
         self._start, self._target = start, target.config
         size, num_heads = target.config.hidden_size, start.num_draft_steps

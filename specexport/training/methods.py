@@ -8,9 +8,9 @@ from specexport.export.manifest import FINAL_NORM, Tap
 from specexport.training.drafter import Drafter
 from specexport.training.eagle3 import Eagle3
 from specexport.training.head_start import HeadStart
+from specexport.training.lender import Lender
 from specexport.training.medusa import Medusa
 from specexport.training.mtp import Mtp
-from specexport.training.target import Target
 
 _DATA_ADVICE = "Make the data set again, for this method."
 
@@ -21,7 +21,7 @@ class TrainMethod:
 
     taps: Callable[[tuple[Tap, ...]], tuple[Tap, ...]]
     """From those that a data set holds, the target's states that the head reads."""
-    make: Callable[[Target, HeadStart], Drafter]
+    make: Callable[[Lender, HeadStart], Drafter]
 
 
 def _layer_taps(taps: tuple[Tap, ...]) -> tuple[Tap, ...]:

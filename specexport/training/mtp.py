@@ -16,8 +16,8 @@ from specexport.export.config import DecoderConfig
 from specexport.training.draft_layer import DraftLayer
 from specexport.training.head_files import HeadFiles
 from specexport.training.head_start import HeadStart
+from specexport.training.lender import Lender
 from specexport.training.step_drafter import StepDrafter
-from specexport.training.target import Target
 
 
 class Mtp(StepDrafter):
@@ -26,7 +26,7 @@ class Mtp(StepDrafter):
     embedding: torch.Tensor  # [V, H]
     lm_head: torch.Tensor  # [V_draft, H]
 
-    def __init__(self, target: Target, start: HeadStart) -> None:
+    def __init__(self, target: Lender, start: HeadStart) -> None:
         super().__init__()
         self._target = target.config
         _check_layer(target.config)

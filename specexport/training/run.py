@@ -12,13 +12,13 @@ from specexport.bench.files import write_whole
 from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
 from specexport.training.head_start import HeadStart, column_scale
+from specexport.training.lender import Lender, read_lender
 from specexport.training.loop import Trainer, Watch
 from specexport.training.methods import METHODS
 from specexport.training.options import TrainOptions
 from specexport.training.progress import STATE_NAME, read_state
 from specexport.training.report import REPORT_NAME, TrainReport
 from specexport.training.samples import SPEC_NAME, Dataset
-from specexport.training.target import Target, read_target
 from specexport.training.training_data import TrainingData
 from specexport.training.vocabulary import choose_vocabulary
 
@@ -44,7 +44,7 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     dataset = Dataset.open(task.data)
     run = {**task.options.model_dump(), "data": _sha256(task.data / SPEC_NAME)}
     state = read_state(task.out, run) if task.resume else None
-    target = read_target(task.target)
+    target = read_lender(task.target)
     _check_data(dataset, target)
     start, data = _start(dataset, target, task.options)
     say(
@@ -83,7 +83,7 @@ def check_out(out: Path, *, resume: bool) -> None:
         raise ConfigError(f"{out} is not empty. Name another folder with --out.")
 
 
-def _check_data(dataset: Dataset, target: Target) -> None:
+def _check_data(dataset: Dataset, target: Lender) -> None:
     spec, config = dataset.spec, target.config
     if (spec.vocab_size, spec.hidden_size) != (config.vocab_size, config.hidden_size):
         raise ConfigError(
@@ -99,7 +99,7 @@ def _check_data(dataset: Dataset, target: Target) -> None:
 
 
 def _start(
-    dataset: Dataset, target: Target, options: TrainOptions
+    dataset: Dataset, target: Lender, options: TrainOptions
 ) -> tuple[HeadStart, TrainingData]:
     taps = METHODS[options.method].taps(dataset.spec.taps)
     columns = dataset.spec.columns(taps)

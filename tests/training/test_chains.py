@@ -16,10 +16,10 @@ from specexport.export.manifest import HeadSpec
 from specexport.export.methods import HeadMethod, MedusaMethod
 from specexport.training.drafter import Drafter
 from specexport.training.head_start import HeadStart
+from specexport.training.lender import read_lender
 from specexport.training.methods import METHODS
 from specexport.training.packing import Packed, pack
 from specexport.training.samples import Dataset
-from specexport.training.target import read_target
 from specexport.training.vocabulary import DraftVocabulary
 from tests.head_runner import HeadRunner
 from tests.tiny import VOCAB_SIZE
@@ -42,7 +42,7 @@ def untaught(
     width = len(taps) * dataset.spec.hidden_size
     scale = torch.rand(width, generator=torch.Generator().manual_seed(2)) + 0.5
     torch.manual_seed(3)
-    target = read_target(str(checkpoint))
+    target = read_lender(str(checkpoint))
     start = HeadStart(taps, vocabulary(size), scale, 64, NUM_STEPS, is_tied)
     drafter = METHODS[method].make(target, start)
     with torch.no_grad():

@@ -14,7 +14,7 @@ _FINAL_NORM = "model.norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Lender:
     """The target's frozen tensors, fp32."""
 
     source: str
@@ -24,7 +24,7 @@ class Target:
     final_norm: torch.Tensor  # [H]
 
 
-def read_target(source: str) -> Target:
+def read_lender(source: str) -> Lender:
     """Raises `CheckpointError` for a checkpoint that `build` would refuse, too."""
     checkpoint = open_checkpoint(source)
     config = read_config(checkpoint.config)
@@ -34,4 +34,4 @@ def read_target(source: str) -> Target:
 
     embedding = read(EMBEDDING)
     output = embedding if config.tied_embeddings else read(LM_HEAD)
-    return Target(source, config, embedding, output, read(_FINAL_NORM))
+    return Lender(source, config, embedding, output, read(_FINAL_NORM))
