@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from specexport.export.checkpoint import open_checkpoint
 from specexport.export.manifest import Tap, hash_file
-from specexport.training.samples import DatasetSpec, Identity, Recipe, ShardEntry
+from specexport.training.identity import identify
+from specexport.training.samples import DatasetSpec, Recipe, ShardEntry
 from tests.cycle import ORDER, teach_target
 from tests.tiny import VOCAB_SIZE, make_model, write_checkpoint
 
@@ -55,7 +57,10 @@ def write_dataset(
     taps: tuple[Tap, ...] = TAPS,
     state_type: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.half,
 ) -> Path:
-    """Each fourth text is held out; the first `num_prompt` tokens of each are a prompt."""
+    """Of `model`, whose checkpoint lies beside the folder.
+
+    Each fourth text is held out; the first `num_prompt` tokens of each are a prompt.
+    """
     folder.mkdir(parents=True)
     shards = []
     for number in range(num_shards):
@@ -71,7 +76,7 @@ def write_dataset(
         )
         shards.append(entry)
     spec = DatasetSpec(
-        identity=Identity(target="0", tokenizer="0"),
+        identity=identify(open_checkpoint(folder.parent / "target")),
         vocab_size=VOCAB_SIZE,
         hidden_size=model.config.hidden_size,
         taps=taps,
@@ -79,9 +84,7 @@ def write_dataset(
         top_k=TOP_K,
         num_tokens=sum(map(len, texts)),
         num_answer_tokens=sum(len(text) - num_prompt for text in texts),
-        recipe=Recipe(
-            answers_sha256="0", sources={}, max_length=99, batch_tokens=99, shard_bytes=99
-        ),
+        recipe=Recipe(sources={}, max_length=99, shard_bytes=99),
         shards=tuple(shards),
         is_complete=True,
     )

@@ -9,6 +9,8 @@ from specexport.export.checkpoint import open_checkpoint
 from specexport.export.config import DecoderConfig
 from specexport.export.decoder import EMBEDDING, LM_HEAD
 from specexport.export.families import read_config
+from specexport.training.identity import find_checkpoint, identify
+from specexport.training.samples import Identity
 
 _FINAL_NORM = "model.norm.weight"
 
@@ -17,7 +19,7 @@ _FINAL_NORM = "model.norm.weight"
 class Lender:
     """The target's frozen tensors, fp32."""
 
-    source: str
+    identity: Identity
     config: DecoderConfig
     embedding: torch.Tensor  # [V, H]
     output_matrix: torch.Tensor  # [V, H]
@@ -25,8 +27,11 @@ class Lender:
 
 
 def read_lender(source: str) -> Lender:
-    """Raises `CheckpointError` for a checkpoint that `build` would refuse, too."""
-    checkpoint = open_checkpoint(source)
+    """Of a checkpoint, or of the one that a bundle was built from.
+
+    Raises `CheckpointError` for a checkpoint that `build` would refuse, too.
+    """
+    checkpoint = open_checkpoint(find_checkpoint(source))
     config = read_config(checkpoint.config)
 
     def read(name: str) -> torch.Tensor:
@@ -34,4 +39,4 @@ def read_lender(source: str) -> Lender:
 
     embedding = read(EMBEDDING)
     output = embedding if config.tied_embeddings else read(LM_HEAD)
-    return Lender(source, config, embedding, output, read(_FINAL_NORM))
+    return Lender(identify(checkpoint), config, embedding, output, read(_FINAL_NORM))

@@ -12,6 +12,7 @@ from specexport.bench.files import write_whole
 from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
 from specexport.training.head_start import HeadStart, column_scale
+from specexport.training.identity import require_same
 from specexport.training.lender import Lender, read_lender
 from specexport.training.loop import Trainer, Watch
 from specexport.training.methods import METHODS
@@ -45,7 +46,8 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     run = {**task.options.model_dump(), "data": _sha256(task.data / SPEC_NAME)}
     state = read_state(task.out, run) if task.resume else None
     target = read_lender(task.target)
-    _check_data(dataset, target)
+    require_same(dataset.spec.identity, target.identity, f"The data set {task.data}")
+    _check_splits(dataset)
     start, data = _start(dataset, target, task.options)
     say(
         f"Draft vocabulary: {len(start.vocabulary)} of {target.config.vocab_size} tokens, "
@@ -83,14 +85,7 @@ def check_out(out: Path, *, resume: bool) -> None:
         raise ConfigError(f"{out} is not empty. Name another folder with --out.")
 
 
-def _check_data(dataset: Dataset, target: Lender) -> None:
-    spec, config = dataset.spec, target.config
-    if (spec.vocab_size, spec.hidden_size) != (config.vocab_size, config.hidden_size):
-        raise ConfigError(
-            f"The data set {dataset.folder} is of a target with {spec.vocab_size} tokens and "
-            f"hidden states of {spec.hidden_size}; {target.source} has {config.vocab_size} and "
-            f"{config.hidden_size}. Make a data set of this target."
-        )
+def _check_splits(dataset: Dataset) -> None:
     for split in ("train", "held_out"):
         if not dataset.split(split):
             raise ConfigError(
