@@ -36,8 +36,8 @@ class Eagle3(StepDrafter):
         self.lm_head = nn.Linear(size, len(vocabulary), bias=False)
         self.register_buffer("embedding", target.embedding, persistent=False)
         self.register_buffer("scale", start.scale)
-        with torch.no_grad():  # what the target has learned of tokens and of the scale of states
-            self.norm.weight.copy_(target.final_norm)
+        with torch.no_grad():  # what the target has learned of tokens
+            self.norm.weight.copy_(target.calm_norm())
             self.lm_head.weight.copy_(target.output_matrix[torch.from_numpy(vocabulary.token_map)])
 
     @property

@@ -25,6 +25,14 @@ class Lender:
     output_matrix: torch.Tensor  # [V, H]
     final_norm: torch.Tensor  # [H]
 
+    def calm_norm(self) -> torch.Tensor:
+        """The final norm [H], so small that logits of any state have a deviation near 1.
+
+        The target's own is for states that know the next token; a new head knows nothing.
+        """
+        spread = (self.output_matrix * self.final_norm).norm(dim=1).mean()
+        return self.final_norm / spread
+
 
 def read_lender(source: str) -> Lender:
     """Of a checkpoint, or of the one that a bundle was built from.

@@ -32,7 +32,7 @@ class Mtp(StepDrafter):
         _check_layer(target.config)
         self.mtp = MtpModule(replace(target.config, num_layers=1, max_position=start.max_position))
         with torch.no_grad():
-            self.mtp.norm.weight.copy_(target.final_norm)
+            self.mtp.norm.weight.copy_(target.calm_norm())
         rows = target.output_matrix[torch.from_numpy(start.vocabulary.token_map)]
         self.register_buffer("embedding", target.embedding, persistent=False)
         self.register_buffer("lm_head", rows, persistent=False)

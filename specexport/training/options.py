@@ -28,7 +28,7 @@ class TrainOptions(BaseModel):
     max_grad_norm: float = 1.0
     num_looks: int = 10
     """How often held-out texts are looked at."""
-    patience: int = 3
+    patience: int = 4
     """Looks without a gain before it ends early."""
     look_tokens: int = 16384
     """Held-out tokens of a look; the last one takes all."""

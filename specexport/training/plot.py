@@ -25,7 +25,7 @@ def make_figure(report: TrainReport) -> Figure:
     """Two panels over the steps: losses, and acceptance on held-out texts by draft position."""
     figure = Figure(figsize=(11.5, 4.8), dpi=150, facecolor="white")
     left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.06, right=0.9, top=0.78, bottom=0.12, wspace=0.2)
+    figure.subplots_adjust(left=0.06, right=0.87, top=0.78, bottom=0.12, wspace=0.2)
     steps = [point.step for point in report.points]
     _dress(left, "Cross entropy with the target", "training: all draft positions; held out: first")
     seen = [(point.step, point.loss) for point in report.points if point.loss is not None]

@@ -70,11 +70,11 @@ class Progress(BaseModel):
         self.loss_sum, self.loss_count = 0.0, 0
 
     def is_look_due(self, num_looks: int) -> bool:
-        """So many looks, evenly over the steps; the last one after the last step."""
+        """So many looks after the first, evenly over the steps; the last after the last step."""
         if self.total_steps is None:
             return False
-        before, now = (s * num_looks // self.total_steps for s in (self.step - 1, self.step))
-        return now > before
+        is_last = self.step == self.total_steps
+        return is_last or self.step * num_looks // self.total_steps >= len(self.points)
 
     def is_over(self, patience: int) -> bool:
         """All steps are done, or nothing has got better for as many looks."""
