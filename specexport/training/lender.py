@@ -30,8 +30,8 @@ class Lender:
 
         The target's own is for states that know the next token; a new head knows nothing.
         """
-        spread = (self.output_matrix * self.final_norm).norm(dim=1).mean()
-        return self.final_norm / spread
+        spreads = torch.linalg.vector_norm(self.output_matrix * self.final_norm, dim=1)
+        return self.final_norm / spreads.mean()
 
 
 def read_lender(source: str) -> Lender:
