@@ -17,10 +17,10 @@ _COMMANDS = {
     "generate": "Continue a prompt, streaming, with statistics.",
     "chat": "Talk with a bundle in its own chat template.",
     "validate": "Prove a bundle against PyTorch.",
+    "data": "Make the data that drafting heads are trained on.",
     "train": "Train a drafting head of a target on its own answers.",
     "tune": "Measure what steps cost on this machine, for adaptive draft lengths.",
     "bench": "Measure speed under load: speculation off, fixed and adaptive.",
-    "data": "Make the data that drafting heads are trained on.",
     "inspect": "Show what a bundle holds.",
     "doctor": "Show what is installed and which engines can be used.",
 }
