@@ -5,10 +5,10 @@ from typing import get_args
 
 import click
 
-from specexport.bench.files import write_whole
 from specexport.commands.common import console
 from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
+from specexport.training.disk import write_whole
 from specexport.training.methods import METHODS
 from specexport.training.options import TrainOptions
 from specexport.training.prediction import predict

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from specexport.bench.files import write_whole
 from specexport.export.manifest import FloatType
+from specexport.training.disk import write_whole
 
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from specexport.bench.files import write_whole
 from specexport.errors import ConfigError
+from specexport.training.disk import write_whole
 from specexport.training.evaluate import Acceptance
 
 STATE_NAME = "training-state.pt"

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from specexport.bench.files import write_whole
 from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
+from specexport.training.disk import write_whole
 from specexport.training.head_start import HeadStart, column_scale
 from specexport.training.identity import require_same
 from specexport.training.lender import Lender, read_lender
