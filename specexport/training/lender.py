@@ -30,8 +30,8 @@ class Lender:
 
         The target's own is for states that know the next token; a new head knows nothing.
         """
-        spreads = torch.linalg.vector_norm(self.output_matrix * self.final_norm, dim=1)
-        return self.final_norm / spreads.mean()
+        rows: torch.Tensor = self.output_matrix * self.final_norm
+        return self.final_norm / rows.square().sum(dim=1).sqrt().mean()
 
 
 def read_lender(source: str) -> Lender:
