@@ -37,4 +37,8 @@ def open_backend(
     """
     if engine == "onnxruntime":
         return OrtBackend(bundle, manifest, num_threads)
+    if engine == "tensorrt" or engine == "tensorrt-rtx":
+        from specexport.engines.tensorrt.backend import TensorRTBackend
+
+        return TensorRTBackend(bundle, manifest, engine)
     raise ConfigError(f"The engine {engine} cannot run bundles in this version. Use onnxruntime.")

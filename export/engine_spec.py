@@ -9,6 +9,8 @@ from specexport.export.methods import Frozen
 
 Backend = Literal["tensorrt-rtx", "tensorrt"]
 FloatType = Literal["fp32", "fp16", "bf16"]
+CACHE_STEP = 128
+"""Cache lengths are multiples of this: TensorRT wants addresses that are multiples of 256 bytes."""
 
 
 class SizeRange(Frozen):

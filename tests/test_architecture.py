@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = [
     "specexport.errors",
     "specexport.gpu",
+    "specexport.nvidia_library",
     "specexport.export",
     "specexport.engines",
     "specexport.runtime",

@@ -2,18 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import Backend
 from specexport.gpu import local_gpu
-
-_MODULES: dict[Backend, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
-_INSTALL: dict[Backend, str] = {
-    "tensorrt-rtx": "pip install 'specexport[rtx]'",
-    "tensorrt": "pip install tensorrt (its packages come from NVIDIA's own index)",
-}
+from specexport.nvidia_library import import_library
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +59,5 @@ class Library:
 
 def find_library(backend: Backend) -> Library:
     """Import it; raises `ConfigError` where it is not installed."""
-    try:
-        module = import_module(_MODULES[backend])
-    except (ImportError, OSError) as error:  # a shared library that is missing, too
-        raise ConfigError(
-            f"--engine {backend} needs the package {_MODULES[backend]}, which cannot be imported "
-            f"({error}). Install it with: {_INSTALL[backend]}"
-        ) from None
+    module = import_library(backend)
     return Library(backend, module, str(module.__version__))

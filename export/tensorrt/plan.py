@@ -5,10 +5,8 @@ whole process and leave its reasons in a log; here they are the error's text.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +16,7 @@ from specexport.errors import EngineError
 from specexport.export.engine_spec import ShapeProfile, SizeRange
 from specexport.export.tensorrt.library import Library
 from specexport.export.tensorrt.timing_cache import Told, timing_cache
+from specexport.nvidia_library import reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,9 @@ def build_plan(
     Raises `EngineError` with the library's reasons.
     """
     started = time.perf_counter()
-    with _reasons(library, path) as logger:
+    name = f"{path.parent.name}/{path.name}"
+    doing = f"{library.backend} {library.version} cannot build {name}"
+    with reasons(library.module, doing) as logger:
         builder = library.module.Builder(logger)
         network = _parse(library, builder, model, path, logger)
         config = _config(library, builder, options)
@@ -115,39 +116,3 @@ def _peak_memory_mb() -> int:
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-@contextmanager
-def _reasons(library: Library, path: Path) -> Iterator[Any]:
-    """A logger; an `EngineError` within becomes one with what the library logged meanwhile."""
-    logger, errors = _logger(library)
-    errors.clear()
-    try:
-        yield logger
-    except EngineError as error:
-        reasons = "; ".join(_shortened(errors)) or str(error)
-        raise EngineError(
-            f"{library.backend} {library.version} cannot build {path.parent.name}/{path.name}: "
-            f"{reasons}"
-        ) from None
-
-
-@cache
-def _logger(library: Library) -> tuple[Any, list[str]]:
-    """Collects errors. One for the process: the library ignores all but the first."""
-    trt, errors = library.module, list[str]()
-
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined] # the library has no types
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:  # noqa: ANN401
-            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
-                errors.append(message)
-
-    return Logger(), errors
-
-
-def _shortened(errors: Sequence[str], limit: int = 600) -> list[str]:
-    """Each reason once, on one line."""
-    return [" ".join(error.split())[:limit] for error in dict.fromkeys(errors)]

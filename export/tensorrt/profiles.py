@@ -13,7 +13,7 @@ No dimension may be 0: a step without logits asks for one row of them.
 from dataclasses import dataclass
 
 from specexport.errors import ConfigError
-from specexport.export.engine_spec import ShapeProfile, SizeRange
+from specexport.export.engine_spec import CACHE_STEP, ShapeProfile, SizeRange
 from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest
 from specexport.export.methods import DynamicTreeSpec, StaticTreeSpec
 from specexport.export.tensorrt.form import CACHE_LENGTH
@@ -49,8 +49,12 @@ class Limits:
 
     @property
     def cache_length(self) -> int:
-        """S: drafts end past the text, and rows that are shorter than the longest in padding."""
-        return self.max_length + self.max_nodes + self.max_query
+        """S: drafts end past the text, and rows that are shorter than the longest in padding.
+
+        Of whole steps, so that each slot's part of a cache begins at an aligned address.
+        """
+        least = self.max_length + self.max_nodes + self.max_query
+        return -(-least // CACHE_STEP) * CACHE_STEP
 
 
 def max_nodes(manifest: Manifest) -> int:

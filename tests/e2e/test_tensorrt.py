@@ -21,7 +21,8 @@ def test_smollm2_builds_with_its_whole_context(smollm2_bundle: Path, tmp_path: P
     wanted = WantedEngine("tensorrt-rtx", ("sm89", "sm120"), "fp16")
     manifest = add_engines(bundle, [wanted], lambda what: None)
     plan = manifest.engines[0].plans["target"]
-    assert plan.cache_length == 8192 + 6 + 262  # the text, a draft, and a chunk with a draft
+    least = 8192 + 6 + 262  # the text, a draft, and a chunk with a draft
+    assert least <= plan.cache_length < least + 128
     weights = manifest.files["target/model.weights"].size_bytes  # fp32
     # Products read fp16, the embedding is looked up in fp32; kernels for two GPUs come on top.
     assert weights / 2 < plan.size_bytes < weights

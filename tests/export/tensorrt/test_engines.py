@@ -1,6 +1,5 @@
 """Plans built ahead of time, for GPUs that are not here: every family, head and weight type."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from specexport.export.manifest import FloatType, Manifest, WeightType, read_man
 from specexport.export.tensorrt.engines import add_engines, plan_makers
 from specexport.export.tensorrt.wanted import WantedEngine
 from tests.head_bundles import MAKERS
+from tests.linked import linked
 from tests.tiny import FAMILIES, write_checkpoint
 
 pytest.importorskip("tensorrt_rtx", reason="plans need tensorrt-rtx: pip install 'specexport[rtx]'")
@@ -125,12 +125,7 @@ def test_plans_compute_as_weights_are_stored_unless_told_otherwise(
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of the tiny bundle, of hard links."""
-    for path in tiny_bundle.rglob("*"):
-        if path.is_file() and path.name != "validation.json":
-            copy = tmp_path / "bundle" / path.relative_to(tiny_bundle)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, copy)
-    return tmp_path / "bundle"
+    return linked(tiny_bundle, tmp_path / "bundle")
 
 
 def test_a_bundle_is_built_with_its_engines(tiny_checkpoint: Path, tmp_path: Path) -> None:

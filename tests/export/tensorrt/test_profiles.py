@@ -43,7 +43,12 @@ def test_a_step_verifies_whole_drafts_and_a_prefill_reads_a_chunk_and_a_draft(
     assert prefill.sizes["num_logits"].max == 72
     for profile in (step, prefill):
         assert profile.sizes["batch"].max == 2
-        assert profile.sizes["valid_length"].max == limits.cache_length == 128 + 4 + 36
+        assert profile.sizes["valid_length"].max == limits.cache_length == 256
+
+
+def test_caches_hold_text_drafts_and_padding_in_whole_steps() -> None:
+    lengths = [Limits(2, max_length, 32, 4).cache_length for max_length in (88, 89, 216)]
+    assert lengths == [128, 256, 256]  # of 88 + 4 + 36, 89 + 4 + 36 and 216 + 4 + 36
 
 
 def test_a_chunk_is_no_longer_than_the_text_can_be() -> None:

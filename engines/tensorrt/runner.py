@@ -1,0 +1,227 @@
+"""One step of a plan: inputs up, the plan, outputs down, and one wait for all of it."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+
+from specexport.engines.cuda import Cuda, CudaStream
+from specexport.engines.plan import build_command, choose_profile
+from specexport.engines.step import Floats, Profile, StepInput, StepOutput
+from specexport.engines.tensorrt.cache import CacheShape, DeviceCache
+from specexport.engines.tensorrt.file import PlanFile
+from specexport.engines.tensorrt.loaded import LoadedPlan
+from specexport.engines.tensorrt.staging import Dims, Staging, size_of
+from specexport.errors import ConfigError, EngineError
+from specexport.export.manifest import FunctionSpec, GraphSpec, TensorSpec
+
+_LENGTH_STEP = 64
+"""Masks are padded to whole steps, so that neighbouring lengths are one shape with one graph."""
+_ALIGNMENT = 256
+"""Bytes; TensorRT wants addresses that are multiples."""
+
+
+class TensorRTRunner:
+    """A plan with its KV cache in the GPU's memory, in the plan's precision.
+
+    A batch is bound as the part of each cache that begins with its first slot, as input and output
+    at once. Buffers are allocated on loading. One exception: a step that wants logits of more rows
+    than drafts have (log-probabilities of a prompt) makes room for them first.
+    """
+
+    def __init__(self, cuda: Cuda, file: PlanFile, spec: GraphSpec, profile: Profile) -> None:
+        """Load it; raises `ConfigError` where it does not fit, `EngineError` for the library's."""
+        file.check(profile)
+        self.spec, self.profile = spec, profile
+        self.run_time_s = 0.0
+        self._plan = file.plan
+        plain = [t for t in (*spec.inputs, *spec.outputs) if not _is_cache(t)]
+        self._inputs = [t.name for t in spec.inputs if not _is_cache(t)]
+        self._outputs = [t.name for t in spec.outputs if not _is_cache(t)]
+        self._caches = [t.name for t in spec.inputs if _is_cache(t)]
+        shape = CacheShape.of(spec, profile.max_slots, file.plan.cache_length, file.engine.precision)
+        if shape.slot_bytes % _ALIGNMENT:
+            raise ConfigError(
+                f"{file.plan.path} has caches of {file.plan.cache_length} tokens, whose slots do "
+                f"not begin at multiples of {_ALIGNMENT} bytes. Build it again: "
+                f"{build_command(file.bundle, file.engine)}"
+            )
+        dims = _largest(profile, file.plan.cache_length)
+        weights = 0 if file.engine.weight_streaming else file.plan.size_bytes
+        needs = {"plan": weights, "caches": shape.total_bytes, "buffers": size_of(plain, dims)}
+        file.check_memory(cuda.free_memory(), needs)
+        self._stream = CudaStream(cuda)
+        with _closed_on_error(self._stream):
+            self._loaded = LoadedPlan(self._stream, file)
+            self._loaded.check_aliases({_present(name): name for name in self._caches})
+            self._cache = DeviceCache(self._stream, shape)
+            self._staging = Staging(self._stream, plain, dims)
+            self._loaded.make_contexts()
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Run one step; raises `EngineError` with the reason of TensorRT or CUDA if it fails."""
+        self._check_open()
+        started = time.perf_counter()
+        dims = self._dims(step)
+        profile = choose_profile(self._plan, dims)
+        if self._staging.reserve(dims):
+            self._loaded.unbind()
+        for name in self._inputs:
+            self._staging.upload(name, getattr(step, name), dims)
+        kind = (*dims.values(), step.first_slot)
+        self._loaded.execute(
+            profile, kind, lambda context: self._bind(context, dims, step.first_slot)
+        )
+        logits, *states = [self._staging.download(name, dims) for name in self._outputs]
+        self._stream.synchronize()
+        self.run_time_s += time.perf_counter() - started
+        return StepOutput(logits, states[0] if states else None)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first `length` cache entries of slot `source` over slot `destination`."""
+        self._check_open()
+        self._cache.move(source, destination, length)
+
+    def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
+        """Move cache entries `start + entries[i]` of `slot` to `start + i`."""
+        self._check_open()
+        self._cache.compact(slot, start, entries)
+
+    def read_cache(self, slot: int, start: int, stop: int) -> Floats:
+        """A copy of the entries [start, stop) of `slot`: [L, kinds, Hkv, stop - start, D]."""
+        self._check_open()
+        entries = self._cache.read(slot, start, stop)
+        return entries.reshape(self.spec.num_layers, -1, *entries.shape[1:])
+
+    def write_cache(self, slot: int, start: int, entries: Floats) -> None:
+        """Put entries that `read_cache` gave into `slot`, rounded to the cache's precision."""
+        self._check_open()
+        self._cache.write(slot, start, entries.reshape(-1, *entries.shape[2:]))
+
+    def close(self) -> None:
+        """Free the plan, the cache and the stream."""
+        self._loaded.close()
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _dims(self, step: StepInput) -> Dims:
+        num_rows, width = step.input_ids.shape
+        length = -(-step.attention_mask.shape[-1] // _LENGTH_STEP) * _LENGTH_STEP
+        return {
+            "batch": num_rows,
+            "query": width,
+            "valid_length": length,
+            "num_logits": len(step.logits_indices),
+        }
+
+    def _bind(self, context: Any, dims: Dims, first_slot: int) -> bool:  # noqa: ANN401 - the library has no types
+        sizes = {**dims, "cache_length": self._plan.cache_length}
+        cache = (sizes["batch"], self.spec.num_kv_heads, sizes["cache_length"], self.spec.head_dim)
+        shapes = self._staging.shapes(self._inputs, dims) | dict.fromkeys(self._caches, cache)
+        addresses = dict(self._staging.addresses)
+        for tensor, name in enumerate(self._caches):
+            address = self._cache.address(tensor, first_slot)
+            addresses |= {name: address, _present(name): address}
+        return bind(context, shapes, addresses)
+
+    def _check_open(self) -> None:
+        if not self._stream.is_open:
+            raise EngineError(f"The engine of {self.spec.path} is closed.")
+
+
+class TensorRTFunction:
+    """A plan of a graph without a cache: one input, one output, each row for itself."""
+
+    def __init__(self, cuda: Cuda, file: PlanFile, spec: FunctionSpec) -> None:
+        """Load it; raises as `TensorRTRunner` does."""
+        self.run_time_s = 0.0
+        self._plan, self._path = file.plan, spec.path
+        (source,), (result,) = spec.inputs, spec.outputs
+        self._source, self._result, self._rows = source.name, result.name, str(source.shape[0])
+        self._most = file.largest(self._rows)
+        tensors, dims = (source, result), {self._rows: self._most}
+        weights = 0 if file.engine.weight_streaming else file.plan.size_bytes
+        needs = {"plan": weights, "buffers": size_of(tensors, dims)}
+        file.check_memory(cuda.free_memory(), needs)
+        self._stream = CudaStream(cuda)
+        with _closed_on_error(self._stream):
+            self._loaded = LoadedPlan(self._stream, file)
+            self._staging = Staging(self._stream, tensors, dims)
+            self._loaded.make_contexts()
+
+    def run(self, hidden_states: Floats) -> Floats:
+        """The output for `hidden_states`; more rows than the plan takes run one part after another.
+
+        Raises `EngineError` with the reason of TensorRT or CUDA.
+        """
+        if not self._stream.is_open:
+            raise EngineError(f"The engine of {self._path} is closed.")
+        started = time.perf_counter()
+        starts = range(0, len(hidden_states), self._most)
+        parts = [self._run(hidden_states[start : start + self._most]) for start in starts]
+        self.run_time_s += time.perf_counter() - started
+        return np.concatenate(parts)
+
+    def close(self) -> None:
+        """Free the plan and the stream."""
+        self._loaded.close()
+        self._stream.close()
+
+    def _run(self, rows: Floats) -> Floats:
+        dims = {self._rows: len(rows)}
+        self._staging.upload(self._source, rows, dims)
+        shapes = self._staging.shapes([self._source], dims)
+        self._loaded.execute(
+            choose_profile(self._plan, dims),
+            len(rows),
+            lambda context: bind(context, shapes, self._staging.addresses),
+        )
+        output = self._staging.download(self._result, dims)
+        self._stream.synchronize()
+        return output.copy()
+
+
+def bind(
+    context: Any,  # noqa: ANN401 - the library has no types
+    shapes: Mapping[str, tuple[int, ...]],
+    addresses: Mapping[str, int],
+) -> bool:
+    """Give a context the shapes of its inputs and all addresses; False if it refuses one."""
+    return all(context.set_input_shape(name, shape) for name, shape in shapes.items()) and all(
+        context.set_tensor_address(name, address) for name, address in addresses.items()
+    )
+
+
+def _is_cache(tensor: TensorSpec) -> bool:
+    return tensor.name.startswith(("past_key_values.", "present."))
+
+
+def _present(name: str) -> str:
+    """The output that an input cache is written to."""
+    return name.replace("past_key_values.", "present.", 1)
+
+
+def _largest(profile: Profile, cache_length: int) -> Dims:
+    """The largest sizes of usual steps: all drafts of all requests have logits."""
+    return {
+        "batch": profile.max_slots,
+        "query": profile.max_query,
+        "valid_length": cache_length,
+        "num_logits": profile.max_slots * (profile.max_nodes + 1),
+    }
+
+
+@contextmanager
+def _closed_on_error(stream: CudaStream) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        stream.close()
+        raise
