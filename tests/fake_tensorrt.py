@@ -66,7 +66,7 @@ class FakeTensorRT:
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda = cuda
-        self.engines: list[_Engine] = []
+        self.engines: list[FakeEngine] = []
         self.refuses_to_run = False
         self.refuses_capture = False
 
@@ -75,7 +75,7 @@ class FakeTensorRT:
 
     def _load(self, logger: _Logger, data: bytes) -> Any:
         try:
-            engine = _Engine(self, logger, onnx.load_from_string(data))
+            engine = FakeEngine(self, logger, onnx.load_from_string(data))
         except Exception as error:
             logger.log(_Logger.ERROR, f"not a plan: {error}")
             return None
@@ -83,7 +83,7 @@ class FakeTensorRT:
         return engine
 
 
-class _Engine:
+class FakeEngine:
     weight_streaming_budget_v2 = -1
 
     def __init__(self, library: FakeTensorRT, logger: _Logger, model: Any) -> None:
@@ -169,7 +169,7 @@ class _Tensor:
 
 @dataclass(eq=False)
 class _Context:
-    engine: _Engine
+    engine: FakeEngine
     profile: int | None = None
     has_memory: bool = False
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)

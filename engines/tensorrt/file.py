@@ -9,6 +9,7 @@ from specexport.engines.plan import build_command
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import EngineSpec, PlanSpec
+from specexport.export.manifest import GraphSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +36,24 @@ class PlanFile:
         """The most that a profile takes of the dimension of that name."""
         return max(profile.sizes[size].max for profile in self.plan.profiles)
 
-    def check(self, profile: Profile) -> None:
+    def check(self, spec: GraphSpec, profile: Profile) -> None:
         """Raise `ConfigError` with the command that builds it larger, if it takes too little."""
-        length = profile.max_length + profile.max_nodes + profile.max_query
-        limits = {
-            "requests": (profile.max_slots, self.largest("batch"), "--max-slots"),
-            "query tokens of a request": (
-                profile.max_query,
-                self.largest("query"),
-                "--step-tokens",
-            ),
-        }
-        for what, (asked, built, option) in limits.items():
-            if asked > built:
-                self._refuse(f"{asked} {what}", str(built), f"{option} {asked}")
-        if length > self.plan.cache_length:
-            asked_for = (
-                f"a cache of {length} tokens (text {profile.max_length}, drafts "
-                f"{profile.max_nodes}, a step {profile.max_query})"
+        if profile.max_length > spec.max_length:
+            raise ConfigError(
+                f"A cache of {profile.max_length} tokens was asked for, but {spec.path} was built "
+                f"for {spec.max_length}. Lower --max-length, or build again with a larger one."
             )
-            self._refuse(asked_for, str(self.plan.cache_length), "--step-tokens, larger")
+        slots, query, nodes = profile.max_slots, profile.max_query, profile.max_nodes
+        self._refuse_above("batch", slots, "requests", f"--max-slots {slots}")
+        self._refuse_above("query", query, "query tokens of a request", f"--step-tokens {query}")
+        length = profile.max_length + nodes + query
+        if length > self.plan.cache_length:
+            self._refuse(
+                self.plan.cache_length,
+                f"a cache of {length} tokens (text {profile.max_length}, drafts {nodes}, and a "
+                f"step of {query})",
+                f"--step-tokens {query + nodes}",
+            )
 
     def check_memory(self, free_bytes: int, needs: Mapping[str, int]) -> None:
         """Raise `ConfigError` if what is `needs` in bytes, by name, is more than is free."""
@@ -69,8 +68,13 @@ class PlanFile:
             f"with smaller --max-slots and --step-tokens{streaming}."
         )
 
-    def _refuse(self, asked: str, built: str, option: str) -> None:
+    def _refuse_above(self, size: str, asked: int, what: str, option: str) -> None:
+        if asked > self.largest(size):
+            self._refuse(self.largest(size), f"{asked} {what}", option)
+
+    def _refuse(self, built: int, asked: str, option: str) -> None:
         raise ConfigError(
             f"{self.plan.path} was built for at most {built}, and {asked} were asked for. Load the "
-            f"bundle with less, or build: {build_command(self.bundle, self.engine)} {option}"
+            f"bundle with less (--max-slots, --max-length, -k, step_tokens), or build: "
+            f"{build_command(self.bundle, self.engine)} {option}"
         )

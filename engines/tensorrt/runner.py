@@ -33,7 +33,7 @@ class TensorRTRunner:
 
     def __init__(self, cuda: Cuda, file: PlanFile, spec: GraphSpec, profile: Profile) -> None:
         """Load it; raises `ConfigError` where it does not fit, `EngineError` for the library's."""
-        file.check(profile)
+        file.check(spec, profile)
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
         self._plan = file.plan
@@ -93,7 +93,8 @@ class TensorRTRunner:
         """A copy of the entries [start, stop) of `slot`: [L, kinds, Hkv, stop - start, D]."""
         self._check_open()
         entries = self._cache.read(slot, start, stop)
-        return entries.reshape(self.spec.num_layers, -1, *entries.shape[1:])
+        kinds = (self.spec.num_layers, len(self.spec.cache_kinds))
+        return entries.reshape(*kinds, *entries.shape[1:])
 
     def write_cache(self, slot: int, start: int, entries: Floats) -> None:
         """Put entries that `read_cache` gave into `slot`, rounded to the cache's precision."""
