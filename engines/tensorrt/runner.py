@@ -36,6 +36,8 @@ class TensorRTRunner:
         file.check(spec, profile)
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
+        self.can_decide = False
+        self._logits: Floats = np.empty((0, spec.vocab_size), dtype=np.float32)
         self._plan = file.plan
         plain = [t for t in (*spec.inputs, *spec.outputs) if not _is_cache(t)]
         self._inputs = [t.name for t in spec.inputs if not _is_cache(t)]
@@ -74,10 +76,14 @@ class TensorRTRunner:
         self._loaded.execute(
             profile, kind, lambda context: self._bind(context, dims, step.first_slot)
         )
-        logits, *states = [self._staging.download(name, dims) for name in self._outputs]
+        self._logits, *states = [self._staging.download(name, dims) for name in self._outputs]
         self._stream.synchronize()
         self.run_time_s += time.perf_counter() - started
-        return StepOutput(logits, states[0] if states else None)
+        return StepOutput(self._logits, states[0] if states else None)
+
+    def read_logits(self) -> Floats:
+        """The logits [N, V] of the last step, valid until the next `run`."""
+        return self._logits
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` cache entries of slot `source` over slot `destination`."""
