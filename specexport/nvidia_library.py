@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX as Python modules, with one API: for building plans and running them."""
+"""TensorRT and TensorRT-RTX as Python modules with one API, to build plans and to run them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,6 +8,7 @@ AssertionError, which no code of the product catches.
 
 from collections.abc import Callable
 from enum import IntEnum
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,10 +241,6 @@ class FakeCuda:
 
 def _assert_apart(ends: tuple[list[list[int]], ...], width: int) -> None:
     """No row of the source overlaps one of the destination."""
-    rows = sorted(
-        (row, side) for side, end in enumerate(ends) for plane in end for row in plane
-    )
-    for (row, side), (following, other) in zip(rows, rows[1:], strict=False):
+    rows = sorted((row, side) for side, end in enumerate(ends) for plane in end for row in plane)
+    for (row, side), (following, other) in pairwise(rows):
         assert side == other or row + width <= following, "a copy overlaps itself"
-
-

@@ -6,7 +6,7 @@ from specexport.engines.cuda import Cuda
 from specexport.engines.plan import check_plan, find_engine
 from specexport.engines.step import Profile
 from specexport.engines.tensorrt.file import PlanFile
-from specexport.engines.tensorrt.runner import TensorRTFunction, TensorRTRunner
+from specexport.engines.tensorrt.runner import DecidePlan, TensorRTFunction, TensorRTRunner
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import Backend
 from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest
@@ -31,13 +31,19 @@ class TensorRTBackend:
         """Load the plan of a graph with a cache; raises as `TensorRTRunner` does."""
         spec = self._graphs[name]
         assert isinstance(spec, GraphSpec)
-        return TensorRTRunner(self._cuda, self._file(name), spec, profile)
+        decide = self._decide() if name == "target" else None
+        return TensorRTRunner(self._cuda, self._file(name), spec, profile, decide)
 
     def function(self, name: str) -> TensorRTFunction:
         """Load the plan of a graph without a cache; raises as `TensorRTFunction` does."""
         spec = self._graphs[name]
         assert isinstance(spec, FunctionSpec)
         return TensorRTFunction(self._cuda, self._file(name), spec)
+
+    def _decide(self) -> DecidePlan | None:
+        """None where the bundle has no such graph."""
+        spec = self._graphs.get("decide")
+        return DecidePlan(self._file("decide"), (*spec.inputs, *spec.outputs)) if spec else None
 
     def _file(self, name: str) -> PlanFile:
         """The plan, whole."""

@@ -32,6 +32,11 @@ class PlanFile:
         """For people: name and version."""
         return f"{self.engine.backend} {self.engine.library_version}"
 
+    @property
+    def weight_bytes(self) -> int:
+        """About what its weights and kernels take; streamed ones get what is left."""
+        return 0 if self.engine.weight_streaming else self.plan.size_bytes
+
     def largest(self, size: str) -> int:
         """The most that a profile takes of the dimension of that name."""
         return max(profile.sizes[size].max for profile in self.plan.profiles)

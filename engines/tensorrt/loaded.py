@@ -7,7 +7,7 @@ the memory of activations, since they run one after another.
 """
 
 import mmap
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +147,17 @@ class LoadedPlan:
         config.set_runtime_cache(config.create_runtime_cache())  # one for all: compiled once
         return lambda: engine.create_execution_context(runtime_config=config)
 
-    def _must(self, done: bool, what: str) -> None:  # noqa: FBT001 - what a call returned
+    def _must(self, done: bool, what: str) -> None:
         if not done:
             raise EngineError(f"the library could not {what}")
+
+
+def bind(
+    context: Any,  # noqa: ANN401 - the library has no types
+    shapes: Mapping[str, tuple[int, ...]],
+    addresses: Mapping[str, int],
+) -> bool:
+    """Give a context the shapes of its inputs and all addresses; False if it refuses one."""
+    return all(context.set_input_shape(name, shape) for name, shape in shapes.items()) and all(
+        context.set_tensor_address(name, address) for name, address in addresses.items()
+    )

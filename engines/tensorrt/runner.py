@@ -1,18 +1,20 @@
 """One step of a plan: inputs up, the plan, outputs down, and one wait for all of it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from specexport.engines.cuda import Cuda, CudaStream
 from specexport.engines.plan import build_command, choose_profile
-from specexport.engines.step import Floats, Profile, StepInput, StepOutput
+from specexport.engines.step import DecideOutput, Floats, Profile, StepInput, StepOutput
 from specexport.engines.tensorrt.cache import CacheShape, DeviceCache
+from specexport.engines.tensorrt.decider import Decider
 from specexport.engines.tensorrt.file import PlanFile
-from specexport.engines.tensorrt.loaded import LoadedPlan
+from specexport.engines.tensorrt.loaded import LoadedPlan, bind
 from specexport.engines.tensorrt.staging import Dims, Staging, size_of
 from specexport.errors import ConfigError, EngineError
 from specexport.export.manifest import FunctionSpec, GraphSpec, TensorSpec
@@ -23,6 +25,14 @@ _ALIGNMENT = 256
 """Bytes; TensorRT wants addresses that are multiples."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecidePlan:
+    """The plan of a target's decide graph, and the graph's inputs and outputs."""
+
+    file: PlanFile
+    tensors: tuple[TensorSpec, ...]
+
+
 class TensorRTRunner:
     """A plan with its KV cache in the GPU's memory, in the plan's precision.
 
@@ -31,19 +41,31 @@ class TensorRTRunner:
     than drafts have (log-probabilities of a prompt) makes room for them first.
     """
 
-    def __init__(self, cuda: Cuda, file: PlanFile, spec: GraphSpec, profile: Profile) -> None:
-        """Load it; raises `ConfigError` where it does not fit, `EngineError` for the library's."""
+    def __init__(
+        self,
+        cuda: Cuda,
+        file: PlanFile,
+        spec: GraphSpec,
+        profile: Profile,
+        decide: DecidePlan | None = None,
+    ) -> None:
+        """Load it; raises `ConfigError` where it does not fit, `EngineError` for the library's.
+
+        `decide` is the plan that decides on its logits; None leaves that to the host.
+        """
         file.check(spec, profile)
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
-        self.can_decide = False
-        self._logits: Floats = np.empty((0, spec.vocab_size), dtype=np.float32)
+        self.can_decide = decide is not None
+        self._last: Dims = {"num_logits": 0}
         self._plan = file.plan
         plain = [t for t in (*spec.inputs, *spec.outputs) if not _is_cache(t)]
         self._inputs = [t.name for t in spec.inputs if not _is_cache(t)]
-        self._outputs = [t.name for t in spec.outputs if not _is_cache(t)]
+        self._states = [t.name for t in spec.outputs if t.name != "logits" and not _is_cache(t)]
         self._caches = [t.name for t in spec.inputs if _is_cache(t)]
-        shape = CacheShape.of(spec, profile.max_slots, file.plan.cache_length, file.engine.precision)
+        shape = CacheShape.of(
+            spec, profile.max_slots, file.plan.cache_length, file.engine.precision
+        )
         if shape.slot_bytes % _ALIGNMENT:
             raise ConfigError(
                 f"{file.plan.path} has caches of {file.plan.cache_length} tokens, whose slots do "
@@ -51,7 +73,7 @@ class TensorRTRunner:
                 f"{build_command(file.bundle, file.engine)}"
             )
         dims = _largest(profile, file.plan.cache_length)
-        weights = 0 if file.engine.weight_streaming else file.plan.size_bytes
+        weights = file.weight_bytes + (decide.file.weight_bytes if decide else 0)
         needs = {"plan": weights, "caches": shape.total_bytes, "buffers": size_of(plain, dims)}
         file.check_memory(cuda.free_memory(), needs)
         self._stream = CudaStream(cuda)
@@ -60,7 +82,10 @@ class TensorRTRunner:
             self._loaded.check_aliases({_present(name): name for name in self._caches})
             self._cache = DeviceCache(self._stream, shape)
             self._staging = Staging(self._stream, plain, dims)
+            self._decider = Decider(self._stream, decide.file, decide.tensors) if decide else None
             self._loaded.make_contexts()
+            if self._decider:
+                self._decider.make_contexts()
 
     def run(self, step: StepInput) -> StepOutput:
         """Run one step; raises `EngineError` with the reason of TensorRT or CUDA if it fails."""
@@ -76,14 +101,21 @@ class TensorRTRunner:
         self._loaded.execute(
             profile, kind, lambda context: self._bind(context, dims, step.first_slot)
         )
-        self._logits, *states = [self._staging.download(name, dims) for name in self._outputs]
+        self._last = dims
+        decided = self._decide(step)
+        wanted = {**dims, "num_logits": 0} if decided else dims
+        logits = self._staging.download("logits", wanted)
+        states = [self._staging.download(name, dims) for name in self._states]
         self._stream.synchronize()
         self.run_time_s += time.perf_counter() - started
-        return StepOutput(self._logits, states[0] if states else None)
+        return StepOutput(logits, states[0] if states else None, decided)
 
     def read_logits(self) -> Floats:
         """The logits [N, V] of the last step, valid until the next `run`."""
-        return self._logits
+        self._check_open()
+        logits = self._staging.download("logits", self._last)
+        self._stream.synchronize()
+        return logits
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` cache entries of slot `source` over slot `destination`."""
@@ -108,7 +140,9 @@ class TensorRTRunner:
         self._cache.write(slot, start, entries.reshape(-1, *entries.shape[2:]))
 
     def close(self) -> None:
-        """Free the plan, the cache and the stream."""
+        """Free the plans, the cache and the stream."""
+        if self._decider:
+            self._decider.close()
         self._loaded.close()
         self._stream.close()
 
@@ -117,6 +151,12 @@ class TensorRTRunner:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _decide(self, step: StepInput) -> DecideOutput | None:
+        """What will have been decided; None where the host has to."""
+        if step.decide is None or self._decider is None or not self._decider.takes(step.decide):
+            return None
+        return self._decider.enqueue(step.decide, self._staging.addresses["logits"])
 
     def _dims(self, step: StepInput) -> Dims:
         num_rows, width = step.input_ids.shape
@@ -154,8 +194,7 @@ class TensorRTFunction:
         self._source, self._result, self._rows = source.name, result.name, str(source.shape[0])
         self._most = file.largest(self._rows)
         tensors, dims = (source, result), {self._rows: self._most}
-        weights = 0 if file.engine.weight_streaming else file.plan.size_bytes
-        needs = {"plan": weights, "buffers": size_of(tensors, dims)}
+        needs = {"plan": file.weight_bytes, "buffers": size_of(tensors, dims)}
         file.check_memory(cuda.free_memory(), needs)
         self._stream = CudaStream(cuda)
         with _closed_on_error(self._stream):
@@ -193,17 +232,6 @@ class TensorRTFunction:
         output = self._staging.download(self._result, dims)
         self._stream.synchronize()
         return output.copy()
-
-
-def bind(
-    context: Any,  # noqa: ANN401 - the library has no types
-    shapes: Mapping[str, tuple[int, ...]],
-    addresses: Mapping[str, int],
-) -> bool:
-    """Give a context the shapes of its inputs and all addresses; False if it refuses one."""
-    return all(context.set_input_shape(name, shape) for name, shape in shapes.items()) and all(
-        context.set_tensor_address(name, address) for name, address in addresses.items()
-    )
 
 
 def _is_cache(tensor: TensorSpec) -> bool:

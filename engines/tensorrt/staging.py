@@ -40,7 +40,7 @@ class Staging:
         """Make room for larger sizes; True if addresses changed. Nothing may be under way."""
         if all(size <= self._dims.get(name, 0) for name, size in dims.items()):
             return False
-        larger = {name: max(size, self._dims.get(name, 0)) for name, size in dims.items()}
+        larger = {name: _room(size, self._dims.get(name, 0)) for name, size in dims.items()}
         for name, tensor in self._tensors.items():
             size = size_of([tensor], larger)
             if name not in self._host or size > self._host[name].nbytes:
@@ -66,12 +66,22 @@ class Staging:
     def download(self, name: str, dims: Dims) -> NDArray[Any]:
         """An array that has its values once the stream was waited for, until the next download."""
         host = self.view(name, dims)
-        self._stream.download(host, self.addresses[name])
+        if host.size:
+            self._stream.download(host, self.addresses[name])
         return host
 
     def view(self, name: str, dims: Dims) -> NDArray[Any]:
         """The pinned array of a tensor."""
         tensor = self._tensors[name]
-        return self._host[name][: size_of([tensor], dims)].view(tensor.dtype).reshape(
-            shape_of(tensor, dims)
+        return (
+            self._host[name][: size_of([tensor], dims)]
+            .view(tensor.dtype)
+            .reshape(shape_of(tensor, dims))
         )
+
+
+def _room(size: int, before: int) -> int:
+    """As asked at first; what grows is doubled, so that it seldom grows."""
+    if size <= before or not before:
+        return max(size, before)
+    return int(1 << (size - 1).bit_length())

@@ -91,16 +91,35 @@ def _nvidia_gpu() -> Check:
 
 
 def _library(module: str, where: str, fix: str) -> Callable[[], Check]:
-    """Whether engines can be built; running them is not in this version."""
+    """Whether plans can be built."""
     name = f"build {module.replace('_', '-')} engines"
 
     def check() -> Check:
         if find_spec(module) is None:
             return Check(name, False, "not installed", fix)
         found = _installed_version(module)
-        return Check(name, True, f"{module} {found}, {where}; they are not run yet")
+        return Check(name, True, f"{module} {found}, {where}")
 
     return check
+
+
+def _run_plans() -> Check:
+    """Whether there is all that plans run with, but the engine that fits."""
+    from specexport.errors import ConfigError
+    from specexport.gpu import find_gpu
+
+    name, fix = "run plans on a GPU", "pip install 'specexport[rtx]'"
+    modules = ("tensorrt_rtx", "tensorrt")
+    found = [module for module in modules if find_spec(module) is not None]
+    if not found:
+        return Check(name, False, f"missing: {' or '.join(modules)}", fix)
+    if find_spec("cuda") is None:
+        return Check(name, False, "missing: cuda-bindings", fix)
+    try:
+        gpu = find_gpu()
+    except ConfigError as error:
+        return Check(name, False, str(error), "needs an NVIDIA GPU and its driver")
+    return Check(name, True, f"{gpu}; {', '.join(found)}")
 
 
 def _engines_of(bundle: Path) -> list[Check]:
@@ -134,6 +153,7 @@ _CHECKS: list[Callable[[], Check]] = [
     _nvidia_gpu,
     _library("tensorrt_rtx", "for GPUs that need not be here", "pip install 'specexport[rtx]'"),
     _library("tensorrt", "for the GPU here", "pip install tensorrt"),
+    _run_plans,
 ]
 
 

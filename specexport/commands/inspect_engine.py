@@ -58,5 +58,8 @@ def _memory(manifest: Manifest, engine: EngineSpec) -> str:
 def _state(bundle: Path, engine: EngineSpec) -> str:
     reason = problem(bundle, engine)
     if reason is None:
-        return f"fits {engine.backend} as installed here; nothing runs it in this version yet"
+        return (
+            f"fits {engine.backend} as installed here; runs with --engine {engine.backend} on a "
+            f"GPU of {' or '.join(engine.gpus)}"
+        )
     return f"does not fit this machine: {reason}. Build it with: {build_command(bundle, engine)}"

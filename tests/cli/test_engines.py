@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from specexport.cli import cli
 from specexport.export.manifest import read_manifest
+from tests.gpu import why_no_gpu
 
 needs_rtx = pytest.mark.skipif(
     find_spec("tensorrt_rtx") is None,
@@ -42,11 +43,25 @@ def test_build_and_inspect_report_the_plans(bundle: Path) -> None:
         "step: batch 1 to 8, query 1 to 7",
         "prefill: batch 1 to 8, query 1 to 256",
         "caches of 8 requests",
-        "fits tensorrt-rtx as installed here; nothing runs it in this version yet",
+        "fits tensorrt-rtx as installed here; runs with --engine tensorrt-rtx on a GPU of sm89",
     ):
         assert words in shown
     (engine,) = json.loads(_run("inspect", bundle, "--json"))["manifest"]["engines"]
     assert engine["plans"]["target"]["build_time_s"] > 0
+
+
+@needs_rtx
+@pytest.mark.skipif(not why_no_gpu(), reason="a machine with a GPU runs the plans")
+def test_plans_without_a_gpu_are_one_error(bundle: Path) -> None:
+    shown = _run("generate", bundle, "hello", *RTX, status=1)
+    assert "--engine tensorrt-rtx runs on an NVIDIA GPU. There is no" in shown
+    assert "Traceback" not in shown
+    check = next(
+        check
+        for check in json.loads(_run("doctor", bundle, "--json"))["checks"]
+        if check["name"] == "run plans on a GPU"
+    )
+    assert not check["works"]
 
 
 @needs_rtx

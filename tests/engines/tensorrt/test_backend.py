@@ -105,7 +105,9 @@ def test_another_version_is_refused_with_the_command(bundle: Path, manifest: Man
     assert "was built by version 1.0, and 9.9 is installed" in message
 
 
-def test_a_bundle_without_plans_says_how_to_build_them(tiny_bundle: Path, manifest: Manifest) -> None:
+def test_a_bundle_without_plans_says_how_to_build_them(
+    tiny_bundle: Path, manifest: Manifest
+) -> None:
     kind, message = _refused(tiny_bundle, manifest.model_copy(update={"engines": ()}))
     assert kind is ConfigError
     assert "the bundle has no tensorrt-rtx engine" in message

@@ -152,9 +152,7 @@ def test_a_plan_that_cannot_be_captured_runs_without_graphs(
 ) -> None:
     machine.library.refuses_capture = True
     for step in STEPS * 3:
-        np.testing.assert_allclose(
-            runner.run(step).logits, reference.run(step).logits, atol=1e-5
-        )
+        np.testing.assert_allclose(runner.run(step).logits, reference.run(step).logits, atol=1e-5)
     assert machine.cuda.calls.count("cudaStreamBeginCapture") == 1
     assert not machine.cuda.graphs
 
@@ -175,9 +173,7 @@ def test_a_step_with_more_logits_than_drafts_have_makes_room_once(
         np.testing.assert_allclose(_logits(runner, *rows), expected, atol=1e-5)
         assert ("cudaMalloc" in machine.cuda.calls) == expected_calls
     for step in STEPS:
-        np.testing.assert_allclose(
-            runner.run(step).logits, reference.run(step).logits, atol=1e-5
-        )
+        np.testing.assert_allclose(runner.run(step).logits, reference.run(step).logits, atol=1e-5)
 
 
 def test_slots_move_and_entries_close_up_as_on_the_cpu(
@@ -262,7 +258,7 @@ def test_a_failing_gpu_gives_the_name_of_the_error(
     machine: FakeMachine, runner: TensorRTRunner
 ) -> None:
     machine.cuda.fail["cudaStreamSynchronize"] = cudaError_t.cudaErrorIllegalAddress
-    with pytest.raises(EngineError, match="cudaErrorIllegalAddress.* start it again"):
+    with pytest.raises(EngineError, match=r"cudaErrorIllegalAddress.* start it again"):
         runner.run(STEPS[0])
     machine.cuda.fail.clear()
     machine.cuda.cudaStreamSynchronize(next(iter(machine.cuda.streams)))
