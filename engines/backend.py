@@ -37,7 +37,7 @@ def open_backend(
     """
     if engine == "onnxruntime":
         return OrtBackend(bundle, manifest, num_threads)
-    if engine == "tensorrt" or engine == "tensorrt-rtx":
+    if engine in ("tensorrt", "tensorrt-rtx"):
         from specexport.engines.tensorrt.backend import TensorRTBackend
 
         return TensorRTBackend(bundle, manifest, engine)

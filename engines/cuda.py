@@ -1,10 +1,11 @@
 """The few calls of the CUDA runtime that plans need; an error says what to do about it."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 from weakref import finalize
 
 import numpy as np
@@ -100,7 +101,7 @@ class CudaStream:
         address = int(self.cuda.call("cudaHostAlloc", max(size_bytes, 1), flags))
         memory = (ctypes.c_uint8 * size_bytes).from_address(address)
         finalize(memory, self.cuda.api.cudaFreeHost, address).atexit = False
-        return np.frombuffer(memory, dtype=np.uint8)
+        return np.ctypeslib.as_array(memory)
 
     def upload(self, address: int, host: NDArray[Any]) -> None:
         """Copy contiguous pinned memory to the GPU; it must stay as it is until `synchronize`."""
@@ -160,11 +161,14 @@ class CudaStream:
         if handle:
             self.cuda.api.cudaStreamDestroy(handle)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Free all where loading fails half-way."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _copy(self, destination: int, source: int, size_bytes: int, kind: str) -> None:
         direction = getattr(self.cuda.api.cudaMemcpyKind, f"cudaMemcpy{kind}")

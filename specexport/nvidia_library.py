@@ -44,7 +44,7 @@ def _logger(module: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - the library
     """Collects errors. One for the process: the library ignores all but the first."""
     errors = list[str]()
 
-    class Logger(module.ILogger):  # type: ignore[misc, name-defined] # the library has no types
+    class Logger(module.ILogger):  # type: ignore[misc] # the library has no types
         def __init__(self) -> None:
             module.ILogger.__init__(self)
 

@@ -51,7 +51,6 @@ class _Stream:
 class FakeCuda:
     """Stands for the module `cuda.bindings.runtime`."""
 
-    cudaError_t = cudaError_t
     cudaMemcpyKind = cudaMemcpyKind
     cudaStreamCaptureMode = cudaStreamCaptureMode
     cudaStreamNonBlocking = 1
@@ -146,7 +145,7 @@ class FakeCuda:
         return (_OK,)
 
     def cudaMemcpyAsync(
-        self, destination: int, source: int, size: int, kind: cudaMemcpyKind, handle: int
+        self, destination: int, source: int, size: int, kind: int, handle: int
     ) -> Any:
         sides = _SIDES[kind]
 
@@ -191,7 +190,7 @@ class FakeCuda:
         self.stream(handle).put(copy)
         return (_OK,)
 
-    def cudaStreamBeginCapture(self, handle: int, mode: cudaStreamCaptureMode) -> Any:
+    def cudaStreamBeginCapture(self, handle: int, mode: int) -> Any:
         stream = self.stream(handle)
         assert stream.captured is None
         stream.captured = []

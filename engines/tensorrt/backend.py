@@ -6,7 +6,8 @@ from specexport.engines.cuda import Cuda
 from specexport.engines.plan import check_plan, find_engine
 from specexport.engines.step import Profile
 from specexport.engines.tensorrt.file import PlanFile
-from specexport.engines.tensorrt.runner import DecidePlan, TensorRTFunction, TensorRTRunner
+from specexport.engines.tensorrt.function import TensorRTFunction
+from specexport.engines.tensorrt.runner import DecidePlan, TensorRTRunner
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import Backend
 from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest

@@ -39,7 +39,7 @@ class Decider:
         return self._profile.holds(self._dims(decide))
 
     def enqueue(self, decide: DecideInput, logits_address: int) -> DecideOutput:
-        """Decide on the logits at that address; the output is there once the stream was waited for."""
+        """Decide on the logits at that address; the output may be read after `synchronize`."""
         dims = self._dims(decide)
         if self._staging.reserve(dims) or logits_address != self._address:
             self._loaded.unbind()

@@ -1,4 +1,4 @@
-"""A plan of a bundle before it is loaded: whether it takes what is asked of it, and fits the GPU."""
+"""A plan of a bundle before it is loaded: whether it takes what is asked, and fits the GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from specexport.engines.step import Profile
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import EngineSpec, PlanSpec
 from specexport.export.manifest import GraphSpec
+
+ALIGNMENT = 256
+"""Bytes; TensorRT wants addresses that are multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,15 @@ class PlanFile:
                 f"a cache of {length} tokens (text {profile.max_length}, drafts {nodes}, and a "
                 f"step of {query})",
                 f"--step-tokens {query + nodes}",
+            )
+
+    def check_alignment(self, slot_bytes: int) -> None:
+        """Raise `ConfigError` unless each slot's part of a cache can be bound."""
+        if slot_bytes % ALIGNMENT:
+            raise ConfigError(
+                f"{self.plan.path} has caches of {self.plan.cache_length} tokens, whose slots do "
+                f"not begin at multiples of {ALIGNMENT} bytes. Build it again: "
+                f"{build_command(self.bundle, self.engine)}"
             )
 
     def check_memory(self, free_bytes: int, needs: Mapping[str, int]) -> None:

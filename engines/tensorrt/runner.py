@@ -1,28 +1,23 @@
 """One step of a plan: inputs up, the plan, outputs down, and one wait for all of it."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-
 from specexport.engines.cuda import Cuda, CudaStream
-from specexport.engines.plan import build_command, choose_profile
+from specexport.engines.plan import choose_profile
 from specexport.engines.step import DecideOutput, Floats, Profile, StepInput, StepOutput
 from specexport.engines.tensorrt.cache import CacheShape, DeviceCache
 from specexport.engines.tensorrt.decider import Decider
 from specexport.engines.tensorrt.file import PlanFile
 from specexport.engines.tensorrt.loaded import LoadedPlan, bind
 from specexport.engines.tensorrt.staging import Dims, Staging, size_of
-from specexport.errors import ConfigError, EngineError
-from specexport.export.manifest import FunctionSpec, GraphSpec, TensorSpec
+from specexport.errors import EngineError
+from specexport.export.manifest import GraphSpec, TensorSpec
 
 _LENGTH_STEP = 64
 """Masks are padded to whole steps, so that neighbouring lengths are one shape with one graph."""
-_ALIGNMENT = 256
-"""Bytes; TensorRT wants addresses that are multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +61,13 @@ class TensorRTRunner:
         shape = CacheShape.of(
             spec, profile.max_slots, file.plan.cache_length, file.engine.precision
         )
-        if shape.slot_bytes % _ALIGNMENT:
-            raise ConfigError(
-                f"{file.plan.path} has caches of {file.plan.cache_length} tokens, whose slots do "
-                f"not begin at multiples of {_ALIGNMENT} bytes. Build it again: "
-                f"{build_command(file.bundle, file.engine)}"
-            )
+        file.check_alignment(shape.slot_bytes)
         dims = _largest(profile, file.plan.cache_length)
         weights = file.weight_bytes + (decide.file.weight_bytes if decide else 0)
         needs = {"plan": weights, "caches": shape.total_bytes, "buffers": size_of(plain, dims)}
         file.check_memory(cuda.free_memory(), needs)
         self._stream = CudaStream(cuda)
-        with _closed_on_error(self._stream):
+        with self._stream.closed_on_error():
             self._loaded = LoadedPlan(self._stream, file)
             self._loaded.check_aliases({_present(name): name for name in self._caches})
             self._cache = DeviceCache(self._stream, shape)
@@ -183,57 +173,6 @@ class TensorRTRunner:
             raise EngineError(f"The engine of {self.spec.path} is closed.")
 
 
-class TensorRTFunction:
-    """A plan of a graph without a cache: one input, one output, each row for itself."""
-
-    def __init__(self, cuda: Cuda, file: PlanFile, spec: FunctionSpec) -> None:
-        """Load it; raises as `TensorRTRunner` does."""
-        self.run_time_s = 0.0
-        self._plan, self._path = file.plan, spec.path
-        (source,), (result,) = spec.inputs, spec.outputs
-        self._source, self._result, self._rows = source.name, result.name, str(source.shape[0])
-        self._most = file.largest(self._rows)
-        tensors, dims = (source, result), {self._rows: self._most}
-        needs = {"plan": file.weight_bytes, "buffers": size_of(tensors, dims)}
-        file.check_memory(cuda.free_memory(), needs)
-        self._stream = CudaStream(cuda)
-        with _closed_on_error(self._stream):
-            self._loaded = LoadedPlan(self._stream, file)
-            self._staging = Staging(self._stream, tensors, dims)
-            self._loaded.make_contexts()
-
-    def run(self, hidden_states: Floats) -> Floats:
-        """The output for `hidden_states`; more rows than the plan takes run one part after another.
-
-        Raises `EngineError` with the reason of TensorRT or CUDA.
-        """
-        if not self._stream.is_open:
-            raise EngineError(f"The engine of {self._path} is closed.")
-        started = time.perf_counter()
-        starts = range(0, len(hidden_states), self._most)
-        parts = [self._run(hidden_states[start : start + self._most]) for start in starts]
-        self.run_time_s += time.perf_counter() - started
-        return np.concatenate(parts)
-
-    def close(self) -> None:
-        """Free the plan and the stream."""
-        self._loaded.close()
-        self._stream.close()
-
-    def _run(self, rows: Floats) -> Floats:
-        dims = {self._rows: len(rows)}
-        self._staging.upload(self._source, rows, dims)
-        shapes = self._staging.shapes([self._source], dims)
-        self._loaded.execute(
-            choose_profile(self._plan, dims),
-            len(rows),
-            lambda context: bind(context, shapes, self._staging.addresses),
-        )
-        output = self._staging.download(self._result, dims)
-        self._stream.synchronize()
-        return output.copy()
-
-
 def _is_cache(tensor: TensorSpec) -> bool:
     return tensor.name.startswith(("past_key_values.", "present."))
 
@@ -251,12 +190,3 @@ def _largest(profile: Profile, cache_length: int) -> Dims:
         "valid_length": cache_length,
         "num_logits": profile.max_slots * (profile.max_nodes + 1),
     }
-
-
-@contextmanager
-def _closed_on_error(stream: CudaStream) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        stream.close()
-        raise

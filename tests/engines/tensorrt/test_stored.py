@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from specexport.engines.tensorrt.stored import STORED, from_stored, to_stored
+from specexport.export.engine_spec import FloatType
 
 
 def _values() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -28,7 +29,7 @@ def test_bf16_is_that_of_ml_dtypes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16"])
-def test_what_was_stored_once_is_stored_without_a_change(kind: str) -> None:
+def test_what_was_stored_once_is_stored_without_a_change(kind: FloatType) -> None:
     values = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
     stored = to_stored(values, kind)
     np.testing.assert_array_equal(to_stored(from_stored(stored, kind), kind), stored)
