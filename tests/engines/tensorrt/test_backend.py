@@ -150,7 +150,7 @@ def test_a_plan_that_the_library_refuses_gives_its_reason(
     ],
 )
 def test_more_than_the_plan_takes_is_refused_with_the_command(
-    machine: FakeMachine, bundle: Path, manifest: Manifest, changes: dict[str, int], message: str
+    machine: FakeMachine, bundle: Path, manifest: Manifest, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         TensorRTBackend(bundle, manifest, "tensorrt-rtx").runner(

@@ -112,7 +112,7 @@ def _decide_plan(machine: FakeMachine, target: PlanFile, folder: Path) -> Decide
     plan: PlanSpec = target.plan.model_copy(
         update={**changes, "cache_length": 0, "profiles": (profile,)}
     )
-    names = {TensorProto.BOOL: "bool", TensorProto.INT64: "int64", TensorProto.FLOAT: "float32"}
+    names = {int(TensorProto.BOOL): "bool", int(TensorProto.INT64): "int64", 1: "float32"}
     shapes = {"logits": ("N", VOCAB_SIZE), **SHAPES, **OUTPUTS}
     tensors = tuple(
         TensorSpec(name=name, dtype=names[_type(name)], shape=shape)
@@ -127,7 +127,7 @@ def _decide_input(num_rows: int, num_adjusted: int = 1, seed: int = 0) -> Decide
     values: dict[str, Any] = {}
     for name, dims in SHAPES.items():
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
-        kind = {TensorProto.BOOL: np.bool_, TensorProto.INT64: np.int64}
+        kind: dict[int, Any] = {TensorProto.BOOL: np.bool_, TensorProto.INT64: np.int64}
         values[name] = rng.integers(0, num_rows, shape).astype(kind.get(_type(name), np.float32))
     return DecideInput(**values)
 

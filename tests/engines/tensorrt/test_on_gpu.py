@@ -55,9 +55,9 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda name: MAKERS[name](tmp_path_factory.mktemp("heads"), "hidden", 0.0).path)
 
 
-def _add_plans(bundle: Path, backend: Backend, precision: FloatType, **sizes: int) -> None:
+def _add_plans(bundle: Path, backend: Backend, precision: FloatType, chunk: int = 32) -> None:
     gpu = find_gpu().compute_capability
-    wanted = WantedEngine(backend, (gpu,), precision, **{"max_slots": 3, "chunk": 32, **sizes})
+    wanted = WantedEngine(backend, (gpu,), precision, max_slots=3, chunk=chunk)
     add_engines(bundle, [wanted], lambda what: None)
 
 

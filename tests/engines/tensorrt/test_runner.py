@@ -167,6 +167,9 @@ def test_a_step_with_more_logits_than_drafts_have_makes_room_once(
     machine: FakeMachine, runner: TensorRTRunner, reference: OrtRunner
 ) -> None:
     rows = [Row(0, list(range(20)), 20)] * 3
+    for step in STEPS * 2:  # kinds of steps that are bound
+        runner.run(step)
+        reference.run(step)
     for expected_calls in (True, False):
         machine.cuda.calls.clear()
         expected = _logits(reference, *rows)
