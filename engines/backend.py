@@ -1,16 +1,12 @@
 """The engines that a bundle can run on, by name; each opens the bundle's graphs."""
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from specexport.engines.available import EngineName
 from specexport.engines.ort import OrtBackend
 from specexport.engines.step import FunctionRunner, Profile, StepRunner
-from specexport.errors import ConfigError
 from specexport.export.manifest import Manifest
-
-EngineName = Literal[
-    "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "tensorrt", "tensorrt-rtx"
-]
 
 
 class Backend(Protocol):
@@ -35,10 +31,8 @@ def open_backend(
 
     `num_threads` is for graphs that run on the CPU; 0 takes one for each usable CPU.
     """
-    if engine == "onnxruntime":
-        return OrtBackend(bundle, manifest, num_threads)
     if engine in ("tensorrt", "tensorrt-rtx"):
         from specexport.engines.tensorrt.backend import TensorRTBackend
 
         return TensorRTBackend(bundle, manifest, engine)
-    raise ConfigError(f"The engine {engine} cannot run bundles in this version. Use onnxruntime.")
+    return OrtBackend(bundle, manifest, num_threads, engine)

@@ -1,6 +1,5 @@
-"""The ONNX Runtime engine on the CPU provider: the default, on any machine."""
+"""The ONNX Runtime engine: on the CPU provider, which is the default, or on those of a GPU."""
 
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -12,9 +11,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from specexport.engines.available import EngineName, onnxruntime_version
+from specexport.engines.cache import KvCache, cache_shape, too_large
+from specexport.engines.ort_session import Placement, open_session, place, usable_cpus
 from specexport.engines.step import Profile, StepInput, StepOutput
 from specexport.errors import ConfigError, EngineError
-from specexport.export.manifest import GraphSpec, Manifest
+from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest
+from specexport.gpu import find_gpu
 
 _STATES = ("hidden_states", "recycled_states")  # a target's output, a head's
 _MOST_BINDINGS = 64
@@ -22,15 +25,17 @@ _MOST_BINDINGS = 64
 
 
 class OrtRunner:
-    """A graph on ONNX Runtime with its KV cache in one NumPy array [L, kinds, slots, Hkv, S, D].
+    """A graph on ONNX Runtime that owns its KV cache, in main memory or on the GPU.
 
-    The kinds are key and value, or key alone where one tensor serves as both (latent attention).
     A cache tensor is bound as past input and present output at once, so TensorScatter writes in
     place. The rows of a step are neighbouring slots, which makes a batch a view of the cache: the
     bindings of each such range are made once, and the oldest are dropped when there are many.
+    All else lies in main memory; with a GPU, ONNX Runtime copies what a step reads and gives.
     """
 
-    def __init__(self, graph: Path, spec: GraphSpec, profile: Profile) -> None:
+    def __init__(
+        self, graph: Path, spec: GraphSpec, profile: Profile, placement: Placement = Placement()
+    ) -> None:
         """Load `graph`; raises `EngineError` if ONNX Runtime refuses it, `ConfigError` on sizes."""
         if profile.max_length > spec.max_length:
             raise ConfigError(
@@ -40,11 +45,9 @@ class OrtRunner:
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
         self.can_decide = False
-        dequantize = profile.dequantize or "fp8" in spec.stored_types
-        self._session = _open_session(graph, profile.num_threads, dequantize=dequantize)
-        # Drafts end past the text, and rows that are shorter than the longest in padding.
-        length = profile.max_length + profile.max_nodes + profile.max_query
-        self._cache = _allocate_cache(spec, profile, length)
+        threads, dequantize = profile.num_threads, _multiplies_out(spec) or profile.dequantize
+        self._session = open_session(graph, placement, threads, dequantize=dequantize)
+        self._cache = _make_cache(spec, profile, placement)
         self._bindings: dict[tuple[int, int], Any] = {}  # by first slot and rows
         self._buffers: dict[str, NDArray[np.float32]] = {}
         self._states = next((o for o in spec.outputs if o.name in _STATES), None)
@@ -82,27 +85,25 @@ class OrtRunner:
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` cache entries of slot `source` over slot `destination`."""
-        self._cache[:, :, destination, :, :length] = self._cache[:, :, source, :, :length]
+        self._cache.move_slot(source, destination, length)
 
     def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
-        """Move cache entries `start + entries[i]` of `slot` to `start + i`."""
-        sources = start + np.asarray(entries)
-        cache = self._cache[:, :, slot]
-        cache[..., start : start + len(entries), :] = cache[..., sources, :]
+        """Move cache entries `start + entries[i]` of `slot` to `start + i`; `entries` ascend."""
+        self._cache.compact(slot, start, entries)
 
     def read_cache(self, slot: int, start: int, stop: int) -> NDArray[np.float32]:
         """A copy of the entries [start, stop) of `slot`: [L, kinds, Hkv, stop - start, D]."""
-        return self._cache[:, :, slot, :, start:stop].copy()
+        return self._cache.read(slot, start, stop)
 
     def write_cache(self, slot: int, start: int, entries: NDArray[np.float32]) -> None:
         """Put entries that `read_cache` gave into `slot`, the first at `start`."""
-        self._cache[:, :, slot, :, start : start + entries.shape[3]] = entries
+        self._cache.write(slot, start, entries)
 
     def close(self) -> None:
         """Free the session and the cache."""
         self._bindings.clear()
         self._session = None
-        self._cache = np.empty(0, dtype=np.float32)
+        self._cache.free()
 
     def __enter__(self) -> Self:
         return self
@@ -111,13 +112,14 @@ class OrtRunner:
         self.close()
 
     def _bind_cache(self, first: int, num_rows: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
-        binding = self._session.io_binding()
+        binding, cache = self._session.io_binding(), self._cache
+        shape = (num_rows, *cache.shape[3:])
         for layer in range(self.spec.num_layers):
             for index, kind in enumerate(self.spec.cache_kinds):
-                view = self._cache[layer, index, first : first + num_rows]
-                value = ort.OrtValue.ortvalue_from_numpy(view)  # shares the memory
-                binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", value)
-                binding.bind_ortvalue_output(f"present.{layer}.{kind}", value)
+                address = cache.address(layer, index, first)
+                where = cache.device, 0, np.float32, shape, address
+                binding.bind_input(f"past_key_values.{layer}.{kind}", *where)
+                binding.bind_output(f"present.{layer}.{kind}", *where)
         if len(self._bindings) == _MOST_BINDINGS:
             del self._bindings[next(iter(self._bindings))]
         self._bindings[first, num_rows] = binding
@@ -144,13 +146,20 @@ class OrtRunner:
 class OrtFunction:
     """A graph without a cache on ONNX Runtime: one input, one output."""
 
-    def __init__(self, graph: Path, num_threads: int = 0, *, dequantize: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        num_threads: int = 0,
+        placement: Placement = Placement(),
+        *,
+        dequantize: bool = False,
+    ) -> None:
         """Load `graph`; raises `EngineError` if ONNX Runtime refuses it.
 
         `dequantize` is that of `Profile`.
         """
         self.run_time_s = 0.0
-        self._session = _open_session(graph, num_threads, dequantize=dequantize)
+        self._session = open_session(graph, placement, num_threads, dequantize=dequantize)
         self._path = graph
 
     def run(self, hidden_states: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -169,31 +178,44 @@ class OrtFunction:
 
 
 class OrtBackend:
-    """The graphs of a bundle on the CPU provider."""
+    """The graphs of a bundle on ONNX Runtime."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, num_threads: int = 0) -> None:
-        """`num_threads` 0: one for each usable CPU."""
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        num_threads: int = 0,
+        engine: EngineName = "onnxruntime",
+    ) -> None:
+        """`num_threads` 0: one for each usable CPU. Raises `ConfigError` where it cannot run."""
         self._bundle, self._graphs = bundle, manifest.graphs
         self._num_threads = num_threads or usable_cpus()
-        self.machine = describe_machine(self._num_threads)
+        self._placement = place(engine)
+        self.machine = describe_machine(self._num_threads, engine)
 
     def runner(self, name: str, profile: Profile) -> OrtRunner:
         """Load a graph with a cache, on this engine's threads; raises as `OrtRunner` does."""
         spec = self._graphs[name]
         assert isinstance(spec, GraphSpec)
         profile = replace(profile, num_threads=self._num_threads)
-        return OrtRunner(self._bundle / spec.path, spec, profile)
+        return OrtRunner(self._bundle / spec.path, spec, profile, self._placement)
 
     def function(self, name: str) -> OrtFunction:
         """Load a graph without a cache; raises as `OrtFunction` does."""
         spec = self._graphs[name]
-        dequantize = "fp8" in spec.stored_types
-        return OrtFunction(self._bundle / spec.path, self._num_threads, dequantize=dequantize)
+        return OrtFunction(
+            self._bundle / spec.path,
+            self._num_threads,
+            self._placement,
+            dequantize=_multiplies_out(spec),
+        )
 
 
-def describe_machine(num_threads: int) -> str:
+def describe_machine(num_threads: int, engine: EngineName = "onnxruntime") -> str:
     """What the speed of steps depends on: processor, threads and engine."""
     processor = _processor_name() or platform.machine()
+    if engine != "onnxruntime":
+        return f"{find_gpu().name}, {processor}, {onnxruntime_version()}, {engine}"
     return f"{processor}, {num_threads} threads, onnxruntime {ort.__version__}"
 
 
@@ -205,34 +227,14 @@ def _processor_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
 
 
-def usable_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _multiplies_out(spec: GraphSpec | FunctionSpec) -> bool:
+    """Once, on loading: codes of fp8 ONNX Runtime would multiply out anew in every step."""
+    return "fp8" in spec.stored_types
 
 
-def _open_session(graph: Path, num_threads: int, *, dequantize: bool = False) -> Any:  # noqa: ANN401 - onnxruntime has no types
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads or usable_cpus()
-    # Shapes change at every step: a remembered memory plan per shape would only pile up.
-    options.enable_mem_pattern = False
-    if dequantize:  # once, on loading: codes of fp8 it would multiply out anew in every step
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+def _make_cache(spec: GraphSpec, profile: Profile, placement: Placement) -> KvCache:
+    shape = cache_shape(spec, profile)
     try:
-        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise EngineError(f"ONNX Runtime {ort.__version__} cannot load {graph}: {error}") from None
-
-
-def _allocate_cache(spec: GraphSpec, profile: Profile, length: int) -> NDArray[np.float32]:
-    sizes = (profile.max_slots, spec.num_kv_heads, length, spec.head_dim)
-    shape = (spec.num_layers, len(spec.cache_kinds), *sizes)
-    try:
-        # Zeros, not garbage: a NaN past the valid length would poison the attention's output.
-        # The pages cost memory only once they are written.
-        return np.zeros(shape, dtype=np.float32)
-    except (MemoryError, ValueError):  # more than there is, or than can be addressed
-        size_gb = np.prod(shape, dtype=np.float64) * 4 / 1e9
-        raise ConfigError(
-            f"A KV cache of {profile.max_slots} slots x {length} tokens needs {size_gb:.1f} GB. "
-            "Lower --max-slots or --max-length."
-        ) from None
+        return placement.make_cache(shape)
+    except (MemoryError, ValueError):
+        raise too_large(shape) from None

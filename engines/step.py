@@ -123,7 +123,7 @@ class StepRunner(Protocol):
         ...
 
     def compact(self, slot: int, start: int, entries: Sequence[int]) -> None:
-        """Move cache entries `start + entries[i]` of a slot to `start + i`."""
+        """Move cache entries `start + entries[i]` of a slot to `start + i`; `entries` ascend."""
         ...
 
     def read_cache(self, slot: int, start: int, stop: int) -> Floats:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from specexport.engines.backend import EngineName
+from specexport.engines.available import EngineName
 from specexport.errors import ConfigError
 from specexport.export.methods import (
     DynamicTreeSpec,

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from specexport.engines.backend import EngineName, open_backend
+from specexport.engines.available import EngineName
+from specexport.engines.backend import open_backend
 from specexport.engines.step import FunctionRunner, Profile
 from specexport.export.manifest import FunctionSpec, GraphSpec, read_manifest, verify_files
 from specexport.runtime.costs import StepCosts

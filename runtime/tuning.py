@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from specexport.engines.ort import describe_machine, usable_cpus
+from specexport.engines.ort import describe_machine
+from specexport.engines.ort_session import usable_cpus
 from specexport.runtime.costs import StepCosts
 
 TUNING_NAME = "tuning.json"

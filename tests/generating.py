@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from specexport.engines.backend import EngineName
+from specexport.engines.available import EngineName
 from specexport.runtime.engine import Engine
 from specexport.runtime.options import EngineOptions
 from specexport.runtime.output import Completion

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from specexport.engines.available import EngineName, missing
 from specexport.errors import ConfigError
 from specexport.gpu import find_gpu
 
@@ -16,6 +17,12 @@ def why_no_gpu() -> str | None:
     except ConfigError as error:
         return str(error)
     return None
+
+
+def skip_unless_available(engine: EngineName) -> None:
+    """Skip where the GPU is there, but something that the engine needs is not."""
+    if lack := missing(engine):
+        pytest.skip(f"{engine}: {lack}")
 
 
 def skip_without_gpu(item: pytest.Item) -> None:

@@ -151,6 +151,7 @@ class TensorRTRunner:
     def _dims(self, step: StepInput) -> Dims:
         num_rows, width = step.input_ids.shape
         length = -(-step.attention_mask.shape[-1] // _LENGTH_STEP) * _LENGTH_STEP
+        length = min(length, self._plan.cache_length)
         return {
             "batch": num_rows,
             "query": width,

@@ -9,7 +9,7 @@ import numpy as np
 from specexport.bench.clients import Job
 from specexport.bench.load import Load
 from specexport.bench.prompts import encode_prompts, read_prompts, shipped_prompts
-from specexport.engines.backend import EngineName
+from specexport.engines.available import EngineName
 from specexport.errors import ConfigError
 from specexport.export.manifest import Manifest
 from specexport.runtime.options import EngineOptions, MethodName

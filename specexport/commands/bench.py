@@ -25,7 +25,7 @@ from specexport.bench.run import bench as run_bench
 from specexport.bench.table import tables
 from specexport.commands.common import BUNDLE, ENGINE, console
 from specexport.commands.option_types import ListType
-from specexport.engines.backend import EngineName
+from specexport.engines.available import EngineName
 from specexport.errors import ConfigError
 from specexport.export.manifest import read_manifest
 from specexport.runtime.async_engine import AsyncEngine

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specexport.commands.option_types import AcceptanceType, TreeType
-from specexport.engines.backend import EngineName
+from specexport.engines.available import ENGINES
 from specexport.runtime.options import EngineOptions, LookupName, MethodName
 from specexport.runtime.stats import RequestStats
 
@@ -22,7 +22,7 @@ console = Console(stderr=True, highlight=False)
 BUNDLE = click.Path(path_type=Path)
 ENGINE = click.option(
     "--engine",
-    type=click.Choice(get_args(EngineName)),
+    type=click.Choice(ENGINES),
     default="onnxruntime",
     show_default=True,
     help="What runs the graphs: onnxruntime on the CPU, the others on a GPU.",

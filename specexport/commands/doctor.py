@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specexport.errors import SpecExportError
+
 _EXPORT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "polygraphy")
 _RUNTIME = ("onnxruntime", "numpy", "tokenizers", "jinja2", "pydantic")
 
@@ -44,7 +46,7 @@ def command(bundle: Path | None, as_json: bool) -> None:
     With a BUNDLE, also whether its engines fit this machine. The exit status is 0 when bundles can
     be run, 1 otherwise.
     """
-    checks = [check() for check in _CHECKS]
+    checks = [check() for check in _CHECKS] + _run_on_gpu()
     if bundle is not None:
         checks += _engines_of(bundle)
     if as_json:
@@ -84,42 +86,38 @@ def _structured_output() -> Check:
 
 
 def _nvidia_gpu() -> Check:
-    devices = [name for name in ("/dev/nvidia0", "/dev/nvidiactl") if os.path.exists(name)]
-    detail = "device found" if devices else "no /dev/nvidia* device"
-    fix = "" if devices else "needs an NVIDIA GPU and its driver"
-    return Check("NVIDIA GPU", bool(devices), detail, fix)
+    from specexport.gpu import find_gpu
+
+    try:
+        return Check("NVIDIA GPU", True, str(find_gpu()))
+    except SpecExportError as error:
+        return Check("NVIDIA GPU", False, str(error), "needs an NVIDIA GPU and its driver")
 
 
 def _library(module: str, where: str, fix: str) -> Callable[[], Check]:
-    """Whether plans can be built."""
+    """Whether plans can be built, which may be where none can run."""
     name = f"build {module.replace('_', '-')} engines"
 
     def check() -> Check:
         if find_spec(module) is None:
             return Check(name, False, "not installed", fix)
-        found = _installed_version(module)
-        return Check(name, True, f"{module} {found}, {where}")
+        return Check(name, True, f"{module} {_installed_version(module)}, {where}")
 
     return check
 
 
-def _run_plans() -> Check:
-    """Whether there is all that plans run with, but the engine that fits."""
-    from specexport.errors import ConfigError
-    from specexport.gpu import find_gpu
+def _run_on_gpu() -> list[Check]:
+    """Each engine of a GPU by its name, and the one thing that it lacks here."""
+    if find_spec("onnxruntime") is None:
+        return []  # the first check says so
+    from specexport.engines.available import ENGINES, missing
 
-    name, fix = "run plans on a GPU", "pip install 'specexport[rtx]'"
-    modules = ("tensorrt_rtx", "tensorrt")
-    found = [module for module in modules if find_spec(module) is not None]
-    if not found:
-        return Check(name, False, f"missing: {' or '.join(modules)}", fix)
-    if find_spec("cuda") is None:
-        return Check(name, False, "missing: cuda-bindings", fix)
-    try:
-        gpu = find_gpu()
-    except ConfigError as error:
-        return Check(name, False, str(error), "needs an NVIDIA GPU and its driver")
-    return Check(name, True, f"{gpu}; {', '.join(found)}")
+    checks = []
+    for engine in ENGINES[1:]:
+        lack = missing(engine)
+        detail, fix = (lack.what, lack.remedy) if lack else ("can run here", "")
+        checks.append(Check(f"run on {engine}", lack is None, detail, fix))
+    return checks
 
 
 def _engines_of(bundle: Path) -> list[Check]:
@@ -153,7 +151,6 @@ _CHECKS: list[Callable[[], Check]] = [
     _nvidia_gpu,
     _library("tensorrt_rtx", "for GPUs that need not be here", "pip install 'specexport[rtx]'"),
     _library("tensorrt", "for the GPU here", "pip install tensorrt"),
-    _run_plans,
 ]
 
 

@@ -1,6 +1,6 @@
 """The options of `specexport build` that make engines besides the graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, get_args
 
@@ -16,12 +16,33 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ENGINE_OPTIONS = (
     "engine",
-    "gpu",
+    "gpus",
     "precision",
     "max_slots",
     "step_tokens",
     "weight_streaming",
 )
+
+
+PRECISION = click.option(
+    "--precision",
+    type=click.Choice(get_args(FloatType)),
+    help="What a plan computes in  [default: as the matrices are stored; fp16 with int8, int4 or "
+    "fp8].",
+)
+GPU = click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="SM,…",
+    callback=lambda context, parameter, values: gpu_names(values),
+    help="Compute capabilities that plans are built for, such as sm89,sm120.",
+)
+
+
+def gpu_names(values: Iterable[str]) -> tuple[str, ...]:
+    """SM89,sm120 → sm89 and sm120."""
+    return tuple(name.strip().lower() for names in values for name in names.split(","))
 
 
 def engine_build_options(function: F) -> F:
@@ -52,12 +73,7 @@ def engine_build_options(function: F) -> F:
             help="int8, int4, fp8: matrices are stored so (--weights), and plans compute in fp16. "
             "fp32, fp16, bf16: what plans compute in  [default: as the matrices are stored].",
         ),
-        click.option(
-            "--gpu",
-            multiple=True,
-            metavar="SM,…",
-            help="Compute capabilities that plans are built for, such as sm89,sm120.",
-        ),
+        GPU,
         click.option(
             "--engine",
             multiple=True,
@@ -96,7 +112,7 @@ def _stored(precision: WeightType, weights: WeightType | None) -> WeightType:
 
 def _wanted(
     engine: tuple[str, ...],
-    gpu: tuple[str, ...],
+    gpus: tuple[str, ...],
     precision: FloatType | None,
     max_slots: int,
     step_tokens: int,
@@ -110,8 +126,7 @@ def _wanted(
                 f"in fp32. Give --engine tensorrt-rtx as well, or --weights {precision} to store "
                 "the matrices so."
             )
-        _refuse({"--gpu": gpu, "--weight-streaming": weight_streaming})
-    gpus = tuple(name.strip().lower() for names in gpu for name in names.split(","))
+        _refuse({"--gpu": gpus, "--weight-streaming": weight_streaming})
     return tuple(
         WantedEngine(name, gpus, precision, max_slots, step_tokens, weight_streaming)  # type: ignore[arg-type]
         for name in backends

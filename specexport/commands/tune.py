@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specexport.commands.common import BUNDLE, ENGINE, console
-from specexport.engines.backend import EngineName
+from specexport.engines.available import EngineName
 from specexport.runtime.tune import tune
 from specexport.runtime.tuning import TUNING_NAME, Tuning
 

@@ -6,6 +6,9 @@ import click
 from rich.console import Console
 
 from specexport.commands.common import BUNDLE, console
+from specexport.commands.engine_options import GPU, PRECISION
+from specexport.engines.available import ENGINES, EngineName
+from specexport.export.engine_spec import FloatType
 from specexport.validation.report import report_table
 from specexport.validation.run import ValidationOptions, validate
 
@@ -14,6 +17,7 @@ Examples:
   specexport validate smollm2
   specexport validate smollm2 --num-prompts 4 --max-tokens 16
   specexport validate smollm2 --checkpoint ./SmolLM2-135M-Instruct --json
+  specexport validate smollm2 --engine tensorrt-rtx --gpu sm89
 """
 
 
@@ -30,6 +34,16 @@ Examples:
     type=click.FloatRange(0, min_open=True),
     help="Largest logit difference  [default: 0.001].",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="onnxruntime",
+    show_default=True,
+    help="Compare the outputs of this engine with ONNX Runtime's on the CPU, too. Where no GPU "
+    "runs it, its plans are built ahead of time, and the report says that no more was proved.",
+)
+@GPU
+@PRECISION
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     bundle: Path,
@@ -40,6 +54,9 @@ def command(
     max_tokens: int,
     num_samples: int,
     tolerance: float | None,
+    engine: EngineName,
+    gpus: tuple[str, ...],
+    precision: FloatType | None,
     as_json: bool,
 ) -> None:
     """Prove BUNDLE against its checkpoint in PyTorch.
@@ -57,6 +74,9 @@ def command(
         max_tokens=max_tokens,
         num_samples=num_samples,
         tolerance=tolerance,
+        engine=engine,
+        gpus=gpus,
+        precision=precision,
     )
     if console.is_terminal:
         with console.status("Validating") as status:

@@ -5,7 +5,8 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 
-from specexport.engines.ort import describe_machine, usable_cpus
+from specexport.engines.ort import describe_machine
+from specexport.engines.ort_session import usable_cpus
 from specexport.export.manifest import read_manifest
 from specexport.runtime.tuning import read_costs
 from specexport.training.report import TrainReport

@@ -101,6 +101,43 @@ class DialectReport(_Frozen):
     """Findings matter to bundles with engines alone."""
 
 
+class OutputReport(_Frozen):
+    """One output of one graph on an engine, against the same ONNX file on a CPU."""
+
+    graph: str
+    output: str
+    max_relative_diff: float
+    """Largest difference, of the output's largest number."""
+    tolerance: float
+    passed: bool
+
+
+class EngineReport(_Frozen):
+    """What was proved of an engine, which has two halves: that it is built, and its numbers."""
+
+    engine: str
+    library_version: str | None
+    built_for: tuple[str, ...]
+    """GPUs that plans of these very graphs were built for; none for engines without plans."""
+    precision: str
+    compared_on: str | None
+    """The GPU whose numbers were compared; None: there was none that runs these plans."""
+    outputs: tuple[OutputReport, ...]
+    passed: bool
+
+    def halves(self) -> tuple[str, str]:
+        """What was proved, and what was not."""
+        plans = f"{self.engine} {self.library_version} built {self.precision} plans of these very"
+        proved = [f"{plans} graphs for {', '.join(self.built_for)}"] if self.built_for else []
+        if self.compared_on is None:
+            return proved[0], (
+                "what these plans compute was NOT compared: no GPU here runs them. The same ONNX "
+                "files were compared with PyTorch on this CPU"
+            )
+        proved.append(f"every output agrees with ONNX Runtime's CPU provider on {self.compared_on}")
+        return "; ".join(proved), "other GPUs, and what speed comes of it"
+
+
 class ValidationReport(_Frozen):
     """All of `validation.json`."""
 
@@ -121,6 +158,8 @@ class ValidationReport(_Frozen):
     """Weights in fewer bits: what all rounding costs, against the checkpoint's own numbers."""
     greedy: GreedyReport
     tensorrt: DialectReport
+    engine: EngineReport | None = None
+    """With --engine."""
     method: str
     num_speculative_tokens: int
     acceptance: str
@@ -171,6 +210,8 @@ def report_table(report: ValidationReport) -> Table:
     )
     _add_divergences(table, report)
     _add_dialect(table, report.tensorrt)
+    if report.engine is not None:
+        _add_engine(table, report.engine)
     for difference in greedy.differences:
         table.add_row(
             "",
@@ -198,6 +239,8 @@ def _per_position(greedy: GreedyReport) -> str:
 
 def _verdict(report: ValidationReport) -> Iterator[str]:
     yield "passed" if report.passed else "FAILED"
+    if report.engine is not None and report.engine.compared_on is None:
+        yield f"the numbers of {report.engine.engine} were not compared: no GPU here runs its plans"
     if report.head_not_compared:
         yield "the head's graph was not compared with PyTorch"
     if report.head is not None and not report.head.same_token_map:
@@ -230,6 +273,21 @@ def _add_dialect(table: Table, found: DialectReport) -> None:
     )
     for finding in found.findings:
         table.add_row("", "", escape(finding), "")
+
+
+def _add_engine(table: Table, found: EngineReport) -> None:
+    for output in found.outputs:
+        _add(
+            table,
+            output.passed,
+            f"{found.engine}, {output.graph}: {output.output}",
+            f"max |Δ| {output.max_relative_diff:.2e} of the largest",
+            f"≤ {output.tolerance:g} ({found.precision})",
+        )
+    proved, not_proved = found.halves()
+    if found.passed:
+        table.add_row("", f"{found.engine}: proved", proved, "")
+    table.add_row("[yellow]?[/yellow]", f"{found.engine}: NOT proved", not_proved, "")
 
 
 def _divergence(found: DivergenceReport) -> str:

@@ -9,9 +9,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+import onnxruntime
+
+from specexport.engines.available import EngineName
 from specexport.engines.ort import OrtRunner
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError
+from specexport.export.engine_spec import FloatType
 from specexport.export.manifest import GraphSpec, Manifest, read_manifest
 from specexport.export.methods import LosslessAcceptance
 from specexport.runtime.engine import Engine
@@ -19,6 +23,7 @@ from specexport.runtime.options import EngineOptions
 from specexport.validation.dialect import check_dialect
 from specexport.validation.distribution import compare_distribution
 from specexport.validation.divergence import measure_divergence
+from specexport.validation.engine_check import EngineCheck
 from specexport.validation.greedy import compare_greedy, generate_greedy
 from specexport.validation.head_check import HeadCheck
 from specexport.validation.logits import compare_logits
@@ -54,6 +59,12 @@ class ValidationOptions:
     num_samples: int = 600
     tolerance: float | None = None
     """Largest logit difference; None: 1e-3."""
+    engine: EngineName = "onnxruntime"
+    """Another one is compared with ONNX Runtime's CPU provider, or built ahead of time."""
+    gpus: tuple[str, ...] = ()
+    """To build plans for; none: the GPU here, or those that the bundle has plans for."""
+    precision: FloatType | None = None
+    """Of plans; None: as `build` chooses."""
 
 
 def validate(
@@ -63,6 +74,7 @@ def validate(
 ) -> ValidationReport:
     """Measure `bundle` against PyTorch and write `validation.json` into it."""
     manifest = read_manifest(bundle)
+    check = _engine_check(bundle, options)
     source = find_source(options.checkpoint, manifest.provenance.checkpoint, "--checkpoint")
     progress("Loading the checkpoint in PyTorch")
     reference = rounded_reference(source, manifest.target)
@@ -115,7 +127,11 @@ def validate(
         loss = _diverge(bundle, manifest.target, Reference(source), prompts)
     draft = _validate_draft(bundle, manifest, options, texts)
     dialect = check_dialect(bundle, manifest)
-    tests = (target, draft, head, greedy, distribution, dialect)
+    engine_report = None
+    if check is not None:
+        progress(f"Comparing the outputs of {options.engine}, or building it")
+        engine_report = check.run(texts)
+    tests = (target, draft, head, greedy, distribution, dialect, engine_report)
     report = ValidationReport(
         passed=all(test.passed for test in tests if test is not None)
         and (kernels is None or kernels.mean_kl <= KERNEL_KL),
@@ -132,16 +148,29 @@ def validate(
         loss=loss,
         greedy=greedy,
         tensorrt=dialect,
+        engine=engine_report,
         method=manifest.method.kind,
         num_speculative_tokens=manifest.method.num_speculative_tokens,
         acceptance=manifest.acceptance.kind,
         checkpoint=source,
         rounded_to=manifest.target.stored_as if manifest.target.is_rounded else None,
         machine=f"{platform.machine()}, {os.cpu_count()} CPUs",
-        versions={name: version(name) for name in ("onnxruntime", "torch", "transformers")},
+        versions={
+            "onnxruntime": onnxruntime.__version__,
+            **{name: version(name) for name in ("torch", "transformers")},
+        },
     )
     _write(bundle / REPORT_NAME, report)
     return report
+
+
+def _engine_check(bundle: Path, options: ValidationOptions) -> EngineCheck | None:
+    """Made first, so that what cannot be proved here is refused before the long part."""
+    if options.engine == "onnxruntime":
+        if options.gpus or options.precision:
+            raise ConfigError("--gpu and --precision are for plans of TensorRT: give --engine.")
+        return None
+    return EngineCheck.of(bundle, options.engine, options.gpus, options.precision)
 
 
 def _validate_draft(

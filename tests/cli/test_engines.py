@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from specexport.cli import cli
+from specexport.engines.available import ENGINES, missing
 from specexport.export.manifest import read_manifest
 from tests.gpu import why_no_gpu
 
@@ -59,7 +60,7 @@ def test_plans_without_a_gpu_are_one_error(bundle: Path) -> None:
     check = next(
         check
         for check in json.loads(_run("doctor", bundle, "--json"))["checks"]
-        if check["name"] == "run plans on a GPU"
+        if check["name"] == "run on tensorrt-rtx"
     )
     assert not check["works"]
 
@@ -102,6 +103,11 @@ def test_doctor_checks_the_engines_of_a_bundle(bundle: Path) -> None:
     checks = json.loads(_run("doctor", bundle, "--json"))["checks"]
     by_name = {check["name"]: check for check in checks}
     assert by_name["build tensorrt-rtx engines"]["works"]
+    for engine in ENGINES[1:]:
+        check, lack = by_name[f"run on {engine}"], missing(engine)
+        assert check["works"] == (lack is None)
+        assert check["detail"] == (lack.what if lack else "can run here")
+        assert check["fix"] == (lack.remedy if lack else "")
     assert by_name[f"{bundle}: {read_manifest(bundle).engines[0].folder}"]["works"]
 
 
@@ -198,3 +204,24 @@ def test_a_missing_library_is_refused_before_anything_is_written(
     shown = _run("build", tiny_checkpoint, *options, status=1)
     assert "needs the package tensorrt, which cannot be imported" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_rtx
+@pytest.mark.skipif(why_no_gpu() is None, reason="a GPU is here, so the other half is proved, too")
+def test_validate_without_a_gpu_says_which_half_of_an_engine_was_proved(bundle: Path) -> None:
+    few = ("--num-prompts", "1", "-n", "4", "--num-samples", "100")
+    shown = _run("validate", bundle, *RTX, "--gpu", "sm120", *few)
+    assert "built fp16 plans of these very graphs for sm89, sm120" in shown
+    assert "NOT compared: no GPU here runs them" in shown
+    assert "the numbers of tensorrt-rtx were not compared" in shown
+    report = json.loads((bundle / "validation.json").read_text())
+    assert report["passed"]
+    assert report["engine"]["compared_on"] is None
+    assert report["engine"]["outputs"] == []
+
+
+def test_validate_refuses_an_engine_that_is_not_here_before_the_long_part(
+    tiny_bundle: Path,
+) -> None:
+    shown = _run("validate", tiny_bundle, "--gpu", "sm89", status=1)
+    assert "--gpu and --precision are for plans of TensorRT: give --engine" in shown

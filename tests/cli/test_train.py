@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from specexport.cli import cli
-from specexport.engines.ort import describe_machine, usable_cpus
+from specexport.engines.ort import describe_machine
+from specexport.engines.ort_session import usable_cpus
 from specexport.export.manifest import read_manifest
 from specexport.runtime.costs import StepCosts
 from specexport.runtime.tuning import Tuning, write_tuning

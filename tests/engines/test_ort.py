@@ -8,11 +8,14 @@ import onnx
 import pytest
 
 from specexport.engines.ort import OrtRunner
+from specexport.engines.ort_session import Placement, place
 from specexport.engines.step import Profile
 from specexport.errors import ConfigError, EngineError
 from specexport.export.build import build
 from specexport.export.manifest import GraphSpec, read_manifest
 from specexport.runtime.batch import Batch, Row
+from tests.fake_gpu_cache import FakeGpuCache, install_fake_cuda
+from tests.gpu import skip_unless_available
 from tests.tiny import write_checkpoint
 
 PROFILE = Profile(max_slots=3, max_length=100, max_query=32)
@@ -24,9 +27,30 @@ def graph(tiny_bundle: Path) -> tuple[Path, GraphSpec]:
     return tiny_bundle / spec.path, spec
 
 
-@pytest.fixture
-def runner(graph: tuple[Path, GraphSpec]) -> Iterator[OrtRunner]:
-    with OrtRunner(*graph, PROFILE) as runner:
+PLACES = [
+    "main memory",
+    "device",
+    pytest.param("onnxruntime-cuda", marks=pytest.mark.gpu),
+    pytest.param("onnxruntime-tensorrt", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=PLACES)
+def runner(
+    graph: tuple[Path, GraphSpec],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[OrtRunner]:
+    """With its cache in main memory, behind addresses as on a GPU, and on a real one."""
+    if request.param == "main memory":
+        placement = Placement()
+    elif request.param == "device":
+        install_fake_cuda(monkeypatch)
+        placement = Placement(make_cache=FakeGpuCache)
+    else:
+        skip_unless_available(request.param)
+        placement = place(request.param)
+    with OrtRunner(*graph, PROFILE, placement) as runner:
         yield runner
 
 
@@ -41,8 +65,9 @@ def test_the_cache_is_written_in_place_without_a_copy(
     step(runner, Row(0, [1, 2, 3], 1), Row(0, [4], 1))
     step(runner, Row(3, [5], 1), Row(1, [6, 7], 1))
     assert "copying past_cache" not in capfd.readouterr().err
-    written = np.abs(runner._cache).sum(axis=(0, 1, 3, 5)) > 0  # [slots, S]
-    assert written[:, :6].tolist() == [
+    entries = [runner.read_cache(slot, 0, 6) for slot in range(3)]
+    written = np.abs(entries).sum(axis=(1, 2, 3, 5)) > 0  # [slots, S]
+    assert written.tolist() == [
         [True, True, True, True, True, False],  # the fifth is padding of the second row's query
         [True, True, True, False, False, False],
         [False] * 6,
@@ -94,6 +119,23 @@ def test_a_moved_slot_goes_on_where_it_was(runner: OrtRunner) -> None:
     step(runner, Row(0, [1], 1), Row(0, [2], 1), Row(0, [5, 6, 7], 1))
     runner.move_slot(2, 0, 3)
     np.testing.assert_allclose(step(runner, Row(3, [8], 1))[0], expected[3], atol=1e-5)
+
+
+def test_a_path_of_a_tree_is_accepted_where_it_lies(runner: OrtRunner) -> None:
+    expected = step(runner, Row(0, [5, 6, 7, 8], 4))
+    entries = runner.read_cache(0, 0, 3)
+    step(runner, Row(1, [9, 9, 9, 9, 9], 1))
+    runner.write_cache(0, 1, entries[:, :, :, 1:2])
+    runner.write_cache(0, 4, entries[:, :, :, 2:3])
+    runner.compact(0, 1, [0, 3])
+    np.testing.assert_allclose(step(runner, Row(3, [8], 1))[0], expected[3], atol=1e-5)
+
+
+def test_rows_that_begin_at_another_slot_leave_the_first_alone(runner: OrtRunner) -> None:
+    expected = step(runner, Row(0, [5, 6, 7, 8], 4))
+    runner.run(Batch.build([Row(0, [9, 9, 9], 1)], PROFILE.max_length, first_slot=1).step)
+    np.testing.assert_allclose(step(runner, Row(3, [8], 1))[0], expected[3], atol=1e-5)
+    assert np.abs(runner.read_cache(1, 0, 3)).max(axis=(0, 1, 2, 4)).all()
 
 
 def test_rows_do_not_see_each_other(runner: OrtRunner) -> None:
