@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specexport.engines.available import EngineName, onnxruntime_version
 from specexport.engines.cache import KvCache, cache_shape, too_large
+from specexport.engines.ort_decide import OrtDecider
 from specexport.engines.ort_session import Placement, open_session, place, usable_cpus
 from specexport.engines.step import Profile, StepInput, StepOutput
 from specexport.errors import ConfigError, EngineError
@@ -34,9 +35,17 @@ class OrtRunner:
     """
 
     def __init__(
-        self, graph: Path, spec: GraphSpec, profile: Profile, placement: Placement = Placement()
+        self,
+        graph: Path,
+        spec: GraphSpec,
+        profile: Profile,
+        placement: Placement = Placement(),
+        decide: Path | None = None,
     ) -> None:
-        """Load `graph`; raises `EngineError` if ONNX Runtime refuses it, `ConfigError` on sizes."""
+        """Load `graph`; raises `EngineError` if ONNX Runtime refuses it, `ConfigError` on sizes.
+
+        `decide` is the graph that decides on its logits, on the CPU; None leaves that to the host.
+        """
         if profile.max_length > spec.max_length:
             raise ConfigError(
                 f"A cache of {profile.max_length} tokens was asked for, but {graph} was built for "
@@ -44,9 +53,10 @@ class OrtRunner:
             )
         self.spec, self.profile = spec, profile
         self.run_time_s = 0.0
-        self.can_decide = False
         threads, dequantize = profile.num_threads, _multiplies_out(spec) or profile.dequantize
         self._session = open_session(graph, placement, threads, dequantize=dequantize)
+        self.can_decide = decide is not None
+        self._decider = OrtDecider(open_session(decide, Placement(), threads)) if decide else None
         self._cache = _make_cache(spec, profile, placement)
         self._bindings: dict[tuple[int, int], Any] = {}  # by first slot and rows
         self._buffers: dict[str, NDArray[np.float32]] = {}
@@ -76,8 +86,12 @@ class OrtRunner:
             raise EngineError(
                 f"ONNX Runtime failed in a step of {self.spec.path}: {error}"
             ) from None
+        decided = None
+        if step.decide is not None and self._decider is not None:
+            decided = self._decider.run(self._logits, step.decide)
         self.run_time_s += time.perf_counter() - started
-        return StepOutput(self._logits, hidden_states)
+        logits = self._logits if decided is None else self._logits[:0]
+        return StepOutput(logits, hidden_states, decided)
 
     def read_logits(self) -> NDArray[np.float32]:
         """The logits [N, V] of the last step, valid until the next `run`."""
@@ -102,7 +116,7 @@ class OrtRunner:
     def close(self) -> None:
         """Free the session and the cache."""
         self._bindings.clear()
-        self._session = None
+        self._session = self._decider = None
         self._cache.free()
 
     def __enter__(self) -> Self:
@@ -189,6 +203,7 @@ class OrtBackend:
     ) -> None:
         """`num_threads` 0: one for each usable CPU. Raises `ConfigError` where it cannot run."""
         self._bundle, self._graphs = bundle, manifest.graphs
+        self._decide = bundle / manifest.decide.path if manifest.decide else None
         self._num_threads = num_threads or usable_cpus()
         self._placement = place(engine)
         self.machine = describe_machine(self._num_threads, engine)
@@ -198,11 +213,13 @@ class OrtBackend:
         spec = self._graphs[name]
         assert isinstance(spec, GraphSpec)
         profile = replace(profile, num_threads=self._num_threads)
-        return OrtRunner(self._bundle / spec.path, spec, profile, self._placement)
+        decide = self._decide if name == "target" and profile.decides else None
+        return OrtRunner(self._bundle / spec.path, spec, profile, self._placement, decide)
 
     def function(self, name: str) -> OrtFunction:
         """Load a graph without a cache; raises as `OrtFunction` does."""
         spec = self._graphs[name]
+        assert isinstance(spec, FunctionSpec)
         return OrtFunction(
             self._bundle / spec.path,
             self._num_threads,

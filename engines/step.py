@@ -96,6 +96,8 @@ class Profile:
     """0: one for each usable CPU."""
     max_nodes: int = 0
     """Most drafted tokens that are written past the text of a row."""
+    decides: bool | None = None
+    """Load the target's decide graph, if there is one; None: where it is faster than the host."""
     dequantize: bool = False
     """Multiply integer weights out on loading and compute in fp32: slow, large and exact."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specexport.errors import CheckpointError, ConfigError
 from specexport.export.checkpoint import Checkpoint
+from specexport.export.decide.part import write_decide
 from specexport.export.heads.plans import plan_head
 from specexport.export.manifest import FileEntry, Manifest, Provenance, WeightType, hash_file
 from specexport.export.methods import (
@@ -143,10 +144,12 @@ def build(
         written: dict[str, FileEntry] = {}
         for part in parts:
             written |= part.write(folder, progress)
+        decide = write_decide(folder, model.config.vocab_size)
         manifest = Manifest(
             target=target.spec(),
             draft=draft.spec() if draft else None,
             head=head.spec() if head else None,
+            decide=decide,
             method=_fitted(options.method, head),
             lookup=options.lookup,
             acceptance=options.acceptance,

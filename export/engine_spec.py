@@ -84,7 +84,7 @@ class EngineSpec(Frozen):
     """Of products, attention and caches."""
     weight_streaming: bool
     plans: dict[str, PlanSpec]
-    """By the graph's name: target, draft, head, fuse, medusa."""
+    """By the graph's name: target, draft, head, fuse, medusa, decide."""
 
     @property
     def folder(self) -> str:

@@ -71,10 +71,12 @@ def graph_input(name: str, dtype: ir.DataType, *shape: str | int) -> ir.Value:
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
-def graph_output(value: ir.Value, name: str, *shape: str | int) -> ir.Value:
-    """Make `value` the fp32 graph output `name`."""
+def graph_output(
+    value: ir.Value, name: str, *shape: str | int, dtype: ir.DataType = ir.DataType.FLOAT
+) -> ir.Value:
+    """Make `value` the graph output `name`."""
     value.name, value.shape = name, ir.Shape(shape)
-    value.type = ir.TensorType(ir.DataType.FLOAT)
+    value.type = ir.TensorType(dtype)
     return value
 
 

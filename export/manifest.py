@@ -36,6 +36,16 @@ Tap = int | Literal["norm"]
 """A hidden state of the target: the residual stream after layer i, counted from 0 (-1: the
 embedding), or after the final norm."""
 
+RACE_BLOCK = 64
+"""Draws are a race of blocks of so many token ids, then one within the block that wins."""
+MOST_CANDIDATES = 1024
+"""The decide graph looks at so many likeliest tokens where top-k and top-p need an order."""
+
+
+def max_adjusted(vocab_size: int, max_length: int) -> int:
+    """Tokens of a row whose logits options may change, where the decide graph is a plan."""
+    return min(vocab_size, max_length)
+
 
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 
@@ -161,6 +171,32 @@ class FunctionSpec(Frozen):
         return _named_types(self.weight_type, self.lm_head_type)
 
 
+class DecideSpec(Frozen):
+    """The graph that makes tokens of the target's logits (`export/decide/graph.py`)."""
+
+    path: str = Field(description="ONNX file, relative to the bundle")
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the logits, the first input; 0 where that is not known."""
+        return self.inputs[0].width if self.inputs else 0
+
+    @property
+    def stored_as(self) -> str:
+        """For people: it has no weights."""
+        return "–"
+
+    @property
+    def stored_types(self) -> frozenset[WeightType]:
+        """None: it has no weights."""
+        return frozenset()
+
+
+AnySpec = GraphSpec | FunctionSpec | DecideSpec
+
+
 class HeadSpec(Frozen):
     """A drafting head: its graphs and what became of its checkpoint."""
 
@@ -232,6 +268,8 @@ class Manifest(Frozen):
     target: GraphSpec
     draft: GraphSpec | None = None
     head: HeadSpec | None = None
+    decide: DecideSpec | None = None
+    """None in bundles of earlier versions."""
     method: Method
     lookup: LookupMethod | None = None
     """Asked first; the method drafts where it finds nothing."""
@@ -274,15 +312,16 @@ class Manifest(Frozen):
         return self
 
     @property
-    def graphs(self) -> dict[str, GraphSpec | FunctionSpec]:
-        """All graphs: target, and what there is of draft, head, fuse and medusa."""
+    def graphs(self) -> dict[str, AnySpec]:
+        """All graphs: target, and what there is of draft, head, fuse, medusa and decide."""
         head = self.head
-        named: dict[str, GraphSpec | FunctionSpec | None] = {
+        named: dict[str, AnySpec | None] = {
             "target": self.target,
             "draft": self.draft,
             "head": head.step if head else None,
             "fuse": head.fuse if head else None,
             "medusa": head.medusa if head else None,
+            "decide": self.decide,
         }
         return {name: spec for name, spec in named.items() if spec is not None}
 
@@ -294,7 +333,8 @@ class Manifest(Frozen):
     def _graph_files(self) -> Iterator[str]:
         for spec in self.graphs.values():
             yield spec.path
-            yield str(PurePosixPath(spec.path).with_suffix(".weights"))
+            if not isinstance(spec, DecideSpec):
+                yield str(PurePosixPath(spec.path).with_suffix(".weights"))
         if self.head and self.head.token_map:
             yield self.head.token_map
 

@@ -70,6 +70,11 @@ def check_manifest(manifest: "Manifest") -> None:
     if manifest.head is not None:
         _check_target(manifest.head, target)
         _check_layout(manifest.head, manifest.method.kind)
+    if manifest.decide is not None and manifest.decide.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"decide reads logits of {manifest.decide.vocab_size} tokens, the target gives "
+            f"{target.vocab_size}"
+        )
     for engine in manifest.engines:
         _check_engine(engine, manifest)
 

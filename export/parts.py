@@ -198,8 +198,8 @@ class HeadPart:
             weight_type=stored.precision.body,
             lm_head_type=stored.precision.lm_head if "lm_head" in stored.roles else None,
             num_parameters=_num_parameters(graph),
-            inputs=tuple(_tensor_spec(value) for value in graph.model.graph.inputs),
-            outputs=tuple(_tensor_spec(value) for value in graph.model.graph.outputs),
+            inputs=tuple(tensor_spec(value) for value in graph.model.graph.inputs),
+            outputs=tuple(tensor_spec(value) for value in graph.model.graph.outputs),
         )
 
 
@@ -267,8 +267,8 @@ def _graph_spec(
         embedding_type=precision.embedding,
         is_rounded=is_rounded,
         num_parameters=_num_parameters(graph),
-        inputs=tuple(_tensor_spec(value) for value in graph.model.graph.inputs),
-        outputs=tuple(_tensor_spec(value) for value in graph.model.graph.outputs),
+        inputs=tuple(tensor_spec(value) for value in graph.model.graph.inputs),
+        outputs=tuple(tensor_spec(value) for value in graph.model.graph.outputs),
     )
 
 
@@ -278,7 +278,8 @@ def _num_parameters(graph: DecoderGraph) -> int:
     return sum(int(np.prod(shape)) for shape in shapes.values())
 
 
-def _tensor_spec(value: ir.Value) -> TensorSpec:
+def tensor_spec(value: ir.Value) -> TensorSpec:
+    """What the manifest says of an input or output."""
     assert value.shape is not None
     assert value.dtype is not None
     shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from specexport.engines.step import StepRunner
 from specexport.errors import SpecExportError
 from specexport.export.methods import Acceptance, LosslessAcceptance
+from specexport.runtime.deciding import Decided
 from specexport.runtime.distribution import Distribution
 from specexport.runtime.draft import Draft
 from specexport.runtime.drafters.base import Drafter, Progress
@@ -53,15 +54,20 @@ class Committer:
         turn: Turn,
         logits: NDArray[np.float32],  # [n, V], those of the row and of the rows after it
         states: NDArray[np.float32] | None,  # [Q, W]
+        decided: Decided | None = None,
     ) -> NewTokens | None:
-        """Take in a row; what the request got, unless its text goes on or it failed."""
+        """Take in a row; what the request got, unless its text goes on or it failed.
+
+        What the engine has decided needs no logits.
+        """
         request, result = turn.request, None
         try:
             if turn.is_whole:
                 num_pending = turn.num_tokens
                 logits = logits[score_prompt(request, logits, num_pending) :]
-                verdict = self._verify(request, turn.draft, _after(logits))
-                result = self._append(request, turn.draft, verdict, _after(logits))
+                decided = decided or self._decide(request, turn.draft, _after(logits))
+                verdict = decided.verdict
+                result = self._append(request, turn.draft, decided)
             else:
                 verdict = Verdict((), ())
                 score_prompt(request, logits, turn.num_tokens)
@@ -72,6 +78,11 @@ class Committer:
             request.error = _reason(error)
             result = result or NewTokens(request, ())
         return result
+
+    def _decide(self, request: Request, draft: Draft, logits_at: LogitsAt) -> Decided:
+        verdict = self._verify(request, draft, logits_at)
+        logprobs = kept_logprobs(request, draft, verdict.path, verdict.token_ids, logits_at)
+        return Decided(verdict, logprobs)
 
     def _verify(self, request: Request, draft: Draft, logits_at: LogitsAt) -> Verdict:
         processor = request.processor
@@ -84,12 +95,10 @@ class Committer:
             return verify(draft, target_at, request.params.seed, position)
         return verify_lossy(rule, draft, logits_at, processor, position)
 
-    def _append(
-        self, request: Request, draft: Draft, verdict: Verdict, logits_at: LogitsAt
-    ) -> NewTokens:
+    def _append(self, request: Request, draft: Draft, decided: Decided) -> NewTokens:
         """Add the verdict's tokens up to the one that ends the output, or the limit."""
+        verdict = decided.verdict
         kept = _cut(request, verdict.token_ids)
-        logprobs = kept_logprobs(request, draft, verdict.path, kept, logits_at)
         if verdict.path != tuple(range(verdict.num_accepted)):
             self._target.compact(request.slot, len(request.token_ids), verdict.path)
         request.token_ids.extend(kept)
@@ -97,7 +106,7 @@ class Committer:
         request.processor.commit(kept)
         tokens = kept + self._force(request)
         self._count(request, draft, verdict, len(tokens))
-        return NewTokens(request, tokens, logprobs)
+        return NewTokens(request, tokens, decided.logprobs[: len(kept)])
 
     def _force(self, request: Request) -> tuple[int, ...]:
         """Append what alone may come next; the target will read it as it reads a prompt."""

@@ -40,6 +40,10 @@ def load_loop(
     bundle: Path, manifest: Manifest, options: EngineOptions, max_length: int
 ) -> SpeculativeLoop:
     """Load target and drafter; raises `ConfigError` where the options do not fit the bundle."""
+    if options.decide_in_graph and manifest.decide is None:
+        raise ConfigError(
+            f"decide_in_graph is True, but {bundle} has no decide graph. Build the bundle again."
+        )
     drafting = choose_drafting(bundle, manifest, options)
     max_nodes = drafting.max_nodes
     profile = Profile(
@@ -47,6 +51,7 @@ def load_loop(
         max_length=max_length,
         max_query=_max_query(manifest.target, options.step_tokens + max_nodes, max_nodes),
         max_nodes=max_nodes,
+        decides=options.decide_in_graph,
     )
     backend = open_backend(options.engine, bundle, manifest, options.num_threads)
     target = backend.runner("target", profile)

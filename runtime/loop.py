@@ -8,8 +8,10 @@ from specexport.engines.step import StepOutput, StepRunner
 from specexport.export.methods import Acceptance, LosslessAcceptance
 from specexport.runtime.batch import Batch, Row
 from specexport.runtime.commit import Committer, NewTokens, failed, reason_to_end
+from specexport.runtime.deciding import decidable, unpack
 from specexport.runtime.drafters.base import Drafter
 from specexport.runtime.lengths import DraftLengths, FixedLength
+from specexport.runtime.packing import pack
 from specexport.runtime.prefix_cache import PrefixCache
 from specexport.runtime.proposer import Proposer
 from specexport.runtime.request import FinishReason, Request
@@ -162,20 +164,31 @@ class SpeculativeLoop:
         """One call of the target."""
         try:
             batch = self._build(turns)
-            output = self._run(batch)
+            asked = self._decidable(turns)
+            decide = pack(asked, self._target.spec) if asked else None
+            output = self._run(replace(batch, step=replace(batch.step, decide=decide)))
         except Exception as error:  # whatever it is, the engine must go on
             return failed(turns, error)
         started = time.perf_counter()
         first = turns[0].request.slot
+        decided = unpack(output.decided, asked) if output.decided else {}
+        is_partly = output.decided is not None and len(decided) < len(asked)
+        all_logits = self._target.read_logits() if is_partly else output.logits
         results = []
         for turn in turns:
-            b = turn.request.slot - first
-            logits = output.logits[batch.logits_start[b] :]
-            states = None if output.hidden_states is None else output.hidden_states[b]
-            if result := self._committer.commit(turn, logits, states):
+            slot = turn.request.slot
+            logits = all_logits[batch.logits_start[slot - first] :]
+            states = None if output.hidden_states is None else output.hidden_states[slot - first]
+            if result := self._committer.commit(turn, logits, states, decided.get(slot)):
                 results.append(result)
         self._counters.verify_time_s += time.perf_counter() - started
         return results
+
+    def _decidable(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The turns of a call that the engine decides; none where the host has to."""
+        is_lossless = isinstance(self._acceptance, LosslessAcceptance)
+        can_decide = self._target.can_decide and is_lossless
+        return decidable(turns, self._target.spec) if can_decide else []
 
     def _run(self, batch: Batch) -> StepOutput:
         before = self._target.run_time_s

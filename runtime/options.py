@@ -62,6 +62,8 @@ class EngineOptions:
     """Memory for cache entries of earlier texts, for prompts that begin alike; 0 keeps none."""
     num_threads: int = 0
     """0: one for each usable CPU."""
+    decide_in_graph: bool | None = None
+    """Verify and draw in the bundle's decide graph (docs/decide.md); None: on a GPU alone."""
     verify_files: bool = True
     """Check every file against the manifest's hashes first."""
 
@@ -86,5 +88,6 @@ class EngineOptions:
             if (value := getattr(self, name)) not in names:
                 known = ", ".join(str(known) for known in names)
                 raise ConfigError(f"{name} is {value!r}; it must be one of {known}.")
-        if not isinstance(self.adaptive, bool | None):
-            raise ConfigError(f"adaptive is {self.adaptive!r}; it must be True, False or None.")
+        for name in ("adaptive", "decide_in_graph"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise ConfigError(f"{name} is {value!r}; it must be True, False or None.")

@@ -6,6 +6,7 @@ drafted position gets what plain decoding would get there.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,19 @@ from specexport.runtime.params import SamplingParams
 Logits = NDArray[np.float32]  # [V]
 Ids = NDArray[np.int64]
 _FIRST_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """What is done to the logits of some tokens; the others stay as they are.
+
+    `bias` is added first, then `repetition` weakens what came out, then `penalty` is taken away.
+    """
+
+    token_ids: Ids  # [n], different ones
+    bias: NDArray[np.float32]  # [n]
+    repetition: NDArray[np.float32]  # [n]
+    penalty: NDArray[np.float32]  # [n]
 
 
 class LogitsProcessor:
@@ -91,6 +105,30 @@ class LogitsProcessor:
         self._penalise(scores, path)
         return scores
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether `adjustments` tell all: nothing rules out most of the vocabulary."""
+        return self._constraint is None and self._allowed is None
+
+    def adjustments(self, path: Sequence[int] = ()) -> Adjustments:
+        """What `scores` does to logits, where that is sparse."""
+        is_short = self._num_output + len(path) < self.params.min_tokens
+        ruled_out = np.concatenate([self._banned, self._ends if is_short else _NONE])
+        text, _ = self._text.after(path) if self._text else (_NONE, None)
+        output, counts = self._output.after(path) if self._output else (_NONE, _NO_COUNTS)
+        ids = np.unique(np.concatenate([ruled_out, self._biased, text, output]))
+        bias, penalty = np.zeros((2, len(ids)), dtype=np.float32)
+        repetition = np.ones(len(ids), dtype=np.float32)
+        bias[np.searchsorted(ids, self._biased)] = self._bias
+        bias[np.searchsorted(ids, ruled_out)] = -np.inf
+        repetition[np.searchsorted(ids, text)] = self.params.repetition_penalty
+        penalty[np.searchsorted(ids, output)] = self._penalty(counts)
+        return Adjustments(ids, bias, repetition, penalty)
+
+    def _penalty(self, counts: NDArray[np.float32]) -> NDArray[np.float32]:
+        """By how often each token stands in the output."""
+        return self.params.frequency_penalty * counts + self.params.presence_penalty
+
     def _allow(self, logits: Logits, path: Sequence[int]) -> Logits:
         """A copy that keeps what the constraint and `allowed_token_ids` allow."""
         if self._allowed is None:
@@ -112,7 +150,7 @@ class LogitsProcessor:
             scores[ids] = np.where(found < 0, found * weaker, found / weaker)
         if self._output is not None:
             ids, counts = self._output.after(path)
-            scores[ids] -= params.frequency_penalty * counts + params.presence_penalty
+            scores[ids] -= self._penalty(counts)
 
 
 class TokenCounts:
@@ -154,3 +192,6 @@ def _penalises_output(params: SamplingParams) -> bool:
 
 def _ids(token_ids: Iterable[int]) -> Ids:
     return np.fromiter(token_ids, dtype=np.int64)
+
+
+_NONE, _NO_COUNTS = _ids(()), np.empty(0, dtype=np.float32)

@@ -28,7 +28,7 @@ def tune(bundle: Path, num_threads: int = 0, engine: EngineName = "onnxruntime")
         if isinstance(spec, GraphSpec):
             with backend.runner(name, _profile(spec)) as runner:
                 costs[spec.path] = measure_costs(runner)
-        elif name == "medusa":
+        elif isinstance(spec, FunctionSpec) and name == "medusa":
             costs[spec.path] = _function_costs(backend.function(name), spec)
     tuning = Tuning(machine=backend.machine, costs=costs)
     write_tuning(bundle, tuning)

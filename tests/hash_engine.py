@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from specexport.engines.ort_decide import OrtDecider
 from specexport.engines.step import Profile, StepInput, StepOutput
 from specexport.errors import EngineError
 from specexport.export.manifest import GraphSpec, TensorSpec
@@ -95,11 +96,13 @@ class HashEngine:
     has_taps: bool = False
     fail_at: set[int] = field(default_factory=set)
     run_time_s: float = 0.0
-    can_decide: bool = False
+    decider: OrtDecider | None = None
     steps: list[StepInput] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         length = self.profile.max_length + self.profile.max_query
+        self.can_decide = self.decider is not None
+        self._last = np.empty((0, self.spec.vocab_size), dtype=np.float32)
         self.cache = np.full((self.profile.max_slots, length), -1, dtype=np.int64)
 
     def run(self, step: StepInput) -> StepOutput:
@@ -112,11 +115,17 @@ class HashEngine:
         for b, start in enumerate(step.write_indices):
             self.cache[step.first_slot + b, start : start + width] = step.input_ids[b]
             assert start + width <= self.cache.shape[1]
-        logits = [self._logits(step, *divmod(int(i), width)) for i in step.logits_indices]
-        return StepOutput(np.stack(logits), self._hidden_states(step) if self.has_taps else None)
+        rows = [self._logits(step, *divmod(int(i), width)) for i in step.logits_indices]
+        logits = self._last = np.stack(rows)
+        hidden_states = self._hidden_states(step) if self.has_taps else None
+        if step.decide is None:
+            return StepOutput(logits, hidden_states)
+        assert self.decider is not None
+        return StepOutput(logits[:0], hidden_states, self.decider.run(logits, step.decide))
 
     def read_logits(self) -> Any:
-        raise AssertionError("only after a step that was decided")
+        assert self.steps[-1].decide is not None
+        return self._last
 
     def _logits(self, step: StepInput, b: int, q: int) -> Any:
         visible = self._checked(step, b, q)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from specexport.engines.ort_decide import OrtDecider
 from specexport.engines.step import Profile
 from specexport.export.methods import Acceptance, LosslessAcceptance
 from specexport.runtime.distribution import to_distribution
@@ -84,9 +85,10 @@ def make_loop(
     k: int,
     eos_token_ids: Collection[int] = (),
     acceptance: Acceptance = LosslessAcceptance(),
+    decider: OrtDecider | None = None,
 ) -> SpeculativeLoop:
     """A loop on the hash engine; trees may have more nodes than `k`."""
-    target = HashEngine(has_taps=True)
+    target = HashEngine(has_taps=True, decider=decider)
     return SpeculativeLoop(target, drafter, k, eos_token_ids, Policy(8, acceptance))
 
 

@@ -32,7 +32,8 @@ class TensorRTBackend:
         """Load the plan of a graph with a cache; raises as `TensorRTRunner` does."""
         spec = self._graphs[name]
         assert isinstance(spec, GraphSpec)
-        decide = self._decide() if name == "target" else None
+        decides = name == "target" and profile.decides is not False
+        decide = self._decide() if decides else None
         return TensorRTRunner(self._cuda, self._file(name), spec, profile, decide)
 
     def function(self, name: str) -> TensorRTFunction:
@@ -42,9 +43,11 @@ class TensorRTBackend:
         return TensorRTFunction(self._cuda, self._file(name), spec)
 
     def _decide(self) -> DecidePlan | None:
-        """None where the bundle has no such graph."""
+        """None where the engine was built without one."""
         spec = self._graphs.get("decide")
-        return DecidePlan(self._file("decide"), (*spec.inputs, *spec.outputs)) if spec else None
+        if spec is None or "decide" not in self._engine.plans:
+            return None
+        return DecidePlan(self._file("decide"), (*spec.inputs, *spec.outputs))
 
     def _file(self, name: str) -> PlanFile:
         """The plan, whole."""

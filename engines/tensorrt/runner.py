@@ -27,6 +27,12 @@ class DecidePlan:
     file: PlanFile
     tensors: tuple[TensorSpec, ...]
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Of its usual inputs and outputs but the logits, which are the target's."""
+        usual = {name: size.opt for name, size in self.file.plan.profiles[0].sizes.items()}
+        return size_of([tensor for tensor in self.tensors if tensor.name != "logits"], usual)
+
 
 class TensorRTRunner:
     """A plan with its KV cache in the GPU's memory, in the plan's precision.
@@ -64,7 +70,8 @@ class TensorRTRunner:
         file.check_alignment(shape.slot_bytes)
         dims = _largest(profile, file.plan.cache_length)
         weights = file.weight_bytes + (decide.file.weight_bytes if decide else 0)
-        needs = {"plan": weights, "caches": shape.total_bytes, "buffers": size_of(plain, dims)}
+        buffers = size_of(plain, dims) + (decide.buffer_bytes if decide else 0)
+        needs = {"plan": weights, "caches": shape.total_bytes, "buffers": buffers}
         file.check_memory(cuda.free_memory(), needs)
         self._stream = CudaStream(cuda)
         with self._stream.closed_on_error():

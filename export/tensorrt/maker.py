@@ -12,7 +12,7 @@ import onnx_ir as ir
 from specexport.errors import BundleError, EngineError
 from specexport.export.engine_spec import EngineSpec, PlanSpec
 from specexport.export.manifest import (
-    FunctionSpec,
+    AnySpec,
     GraphSpec,
     Manifest,
     hash_file,
@@ -40,7 +40,7 @@ class PlanMaker:
     name: str
 
     @property
-    def spec(self) -> GraphSpec | FunctionSpec:
+    def spec(self) -> AnySpec:
         """The graph's."""
         return self.manifest.graphs[self.name]
 

@@ -7,6 +7,8 @@ Two profiles, since TensorRT is fastest near the middle of a narrow one:
 | step | 1 to slots | 1 to nodes + 1 | 1 to all |
 | prefill | 1 to slots | 1 to chunk + nodes | 1 to all |
 
+The decide graph has the first alone: what it decides on are drafts.
+
 No dimension may be 0: a step without logits asks for one row of them.
 """
 
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 from specexport.errors import ConfigError
 from specexport.export.engine_spec import CACHE_STEP, ShapeProfile, SizeRange
-from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest
+from specexport.export.manifest import AnySpec, DecideSpec, GraphSpec, Manifest, max_adjusted
 from specexport.export.methods import DynamicTreeSpec, StaticTreeSpec
 from specexport.export.tensorrt.form import CACHE_LENGTH
 
@@ -68,8 +70,10 @@ def max_nodes(manifest: Manifest) -> int:
     return max(nodes, manifest.lookup.num_speculative_tokens if manifest.lookup else 0)
 
 
-def make_profiles(spec: GraphSpec | FunctionSpec, limits: Limits) -> tuple[ShapeProfile, ...]:
+def make_profiles(spec: AnySpec, limits: Limits) -> tuple[ShapeProfile, ...]:
     """The profiles of a graph; one where both would take the same shapes."""
+    if isinstance(spec, DecideSpec):
+        return (ShapeProfile(name="step", sizes=_decide(spec.vocab_size, limits)),)
     dims = {dim: None for tensor in spec.inputs for dim in tensor.shape if isinstance(dim, str)}
     step, prefill = (
         {dim: sizes[dim] for dim in dims if dim != CACHE_LENGTH}
@@ -89,6 +93,18 @@ def _step(limits: Limits) -> dict[str, SizeRange]:
         "query": _range(width, width),
         "num_logits": _range(rows, rows),
         "rows": _range(width, width),
+    }
+
+
+def _decide(vocab_size: int, limits: Limits) -> dict[str, SizeRange]:
+    """Whole drafts in all slots; most requests change few logits, and most drafts are certain."""
+    slots, places = limits.max_slots, limits.max_nodes + 1
+    return {
+        "positions": _range(slots * places, slots * places),
+        "adjusted": _range(1, max_adjusted(vocab_size, limits.max_length)),
+        "proposals": _range(1, vocab_size),
+        "requests": _range(slots, slots),
+        "places": _range(places, places),
     }
 
 

@@ -204,7 +204,7 @@ def test_validate_writes_and_prints_its_report(tiny_checkpoint: Path, tmp_path: 
     finished = succeed("validate", bundle, *options, "--json")
     report = json.loads(finished.stdout)
     assert report == json.loads((bundle / "validation.json").read_text())
-    assert report["tensorrt"] == {"num_graphs": 2, "findings": [], "passed": True}
+    assert report["tensorrt"] == {"num_graphs": 3, "findings": [], "passed": True}
     assert report["passed"] is True
     assert report["num_prompts"] == 4
     assert report["max_abs_logit_diff"] < 1e-3

@@ -54,7 +54,7 @@ def manifest(tiny_bundle: Path) -> Manifest:
         weight_streaming=False,
         plans={"target": _plan(found.files["target/model.onnx"].sha256)},
     )
-    return found.model_copy(update={"engines": (engine,)})
+    return found.model_copy(update={"engines": (engine,), "decide": None})
 
 
 def test_the_engine_of_this_library_and_gpu_is_found(manifest: Manifest) -> None:

@@ -93,6 +93,7 @@ def test_a_manifest_as_built_is_read(kind: str, bundles: dict[str, Path], tmp_pa
         ("eagle3", {"method.kind": "medusa"}, "damaged: method medusa lacks its graph"),
         ("eagle3", {"eos_token_ids": [257, 272]}, "eos_token_ids holds 272; .* ids 0 to 271"),
         ("eagle3", {"eos_token_ids": [-1]}, "eos_token_ids holds -1"),
+        ("eagle3", {"decide.inputs": []}, "decide reads logits of 0 tokens, the target gives 272"),
         ("eagle", {"target.outputs.1.name": "x"}, "output 'x' is none that its sizes call for"),
         ("eagle", {"head.taps": [-2]}, "head.taps holds -2"),
         ("eagle", {"method.kind": "eagle3"}, "method is eagle3, but the head is 'EAGLE-1/2'"),

@@ -25,6 +25,7 @@ def test_findings_are_told_and_fail_only_a_bundle_with_engines(
     manifest = read_manifest(tiny_bundle)
     assert check_dialect(tiny_bundle, manifest).findings == ()
     (tmp_path / "target").mkdir()
+    shutil.copy(tiny_bundle / "target/decide.onnx", tmp_path / "target")
     shutil.copy(tiny_bundle / "target/model.weights", tmp_path / "target")
     model = ir.load(tiny_bundle / "target/model.onnx")
     attentions = [node for node in model.graph if node.op_type == "Attention"]

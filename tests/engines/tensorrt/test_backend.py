@@ -174,13 +174,14 @@ def test_too_little_memory_is_refused_before_anything_is_allocated(
 def test_what_is_needed_is_what_is_allocated(
     machine: FakeMachine, bundle: Path, manifest: Manifest
 ) -> None:
-    """The fake's plan takes no memory of its own, so the estimate is that much more."""
-    plan = manifest.engines[0].plans["target"]
+    """The fake's plans take no memory of their own, so the estimate is that much more."""
+    plans = manifest.engines[0].plans
+    plan_bytes = plans["target"].size_bytes + plans["decide"].size_bytes
     backend = TensorRTBackend(bundle, manifest, "tensorrt-rtx")
     with backend.runner("target", PROFILE):
         used = machine.cuda.used_bytes
     for spare, fits in ((-1, False), (0, True)):
-        machine.cuda.memory_bytes = used - ACTIVATIONS + plan.size_bytes + spare
+        machine.cuda.memory_bytes = used - 2 * ACTIVATIONS + plan_bytes + spare
         if fits:
             backend.runner("target", PROFILE).close()
         else:

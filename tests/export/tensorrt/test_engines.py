@@ -132,8 +132,10 @@ def test_a_bundle_is_built_with_its_engines(tiny_checkpoint: Path, tmp_path: Pat
     options = BuildOptions(engines=(SMALL,))
     manifest = build(str(tiny_checkpoint), tmp_path / "bundle", options)
     assert read_manifest(tmp_path / "bundle") == manifest
-    (plan,) = manifest.engines[0].plans.values()
-    assert (tmp_path / "bundle" / plan.path).stat().st_size == plan.size_bytes
+    plans = manifest.engines[0].plans
+    assert plans.keys() == {"target", "decide"}
+    for plan in plans.values():
+        assert (tmp_path / "bundle" / plan.path).stat().st_size == plan.size_bytes
 
 
 def test_engines_of_several_kinds_stand_side_by_side(bundle: Path) -> None:

@@ -72,6 +72,18 @@ def test_a_graph_without_a_cache_has_the_profiles_of_its_own_dimension() -> None
     assert [profile.sizes["batch"].max for profile in make_profiles(medusa, limits)] == [2]
 
 
+def test_the_decide_graph_has_one_profile_of_whole_drafts(manifest: Manifest) -> None:
+    assert manifest.decide is not None
+    limits = Limits(max_slots=3, max_length=128, chunk=32, max_nodes=4)
+    (profile,) = make_profiles(manifest.decide, limits)
+    most = {name: size.max for name, size in profile.sizes.items()}
+    vocab_size = manifest.target.vocab_size
+    assert most == {
+        **{"positions": 15, "requests": 3, "places": 5},
+        **{"adjusted": 128, "proposals": vocab_size},
+    }
+
+
 def test_a_draft_longer_than_the_text_is_refused(manifest: Manifest) -> None:
     short = manifest.target.model_copy(update={"max_length": 4})
     with pytest.raises(ConfigError, match=r"Drafts have up to 4 tokens, but target/model\.onnx"):
