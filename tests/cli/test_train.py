@@ -12,6 +12,7 @@ from specexport.engines.ort_session import usable_cpus
 from specexport.export.manifest import read_manifest
 from specexport.runtime.costs import StepCosts
 from specexport.runtime.tuning import Tuning, write_tuning
+from specexport.training.options import TrainOptions
 from specexport.training.prediction import predict
 from specexport.training.report import TrainReport
 from tests.tiny_dataset import cycle_target, cycle_texts, write_dataset
@@ -63,7 +64,9 @@ def test_the_predicted_speed_up_is_that_of_the_best_draft_length(
     run("build", cycle / "target", "-o", tmp_path / "bundle")
     manifest = read_manifest(tmp_path / "bundle")
     report = TrainReport.model_construct(
-        acceptance_rates=(0.8, 0.5), num_parameters=manifest.target.num_parameters // 2
+        options=TrainOptions(method="eagle3"),
+        acceptance_rates=(0.8, 0.5),
+        num_parameters=manifest.target.num_parameters // 2,
     )
     assert predict(tmp_path / "bundle", report) is None
     seconds = (0.010, 0.011, 0.012)
