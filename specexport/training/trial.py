@@ -62,7 +62,7 @@ def built(task: TrainTask, bundle: Path | None) -> Iterator[Path]:
 def try_head(bundle: Path, data: Path, report: TrainReport, num_threads: int = 0) -> Trial:
     """Tune the bundle, predict by that, then measure; `num_threads` as in `EngineOptions`.
 
-    Takes about a minute, and longer for a model of more than some 20 ms a token.
+    Takes about a minute, and longer for a model of more than some 100 ms a token.
     """
     manifest, tuning = read_manifest(bundle), tune(bundle, num_threads)
     predicted = predict(bundle, report, num_threads)
