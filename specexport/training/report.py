@@ -1,11 +1,38 @@
 """`training.json`: what was trained, and what came of it."""
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 
+from specexport.training.disk import write_whole
 from specexport.training.options import TrainOptions
 from specexport.training.progress import Point
 
 REPORT_NAME = "training.json"
+
+
+class Trial(BaseModel):
+    """What the built head gained on this machine: held-out prompts one after the other, greedy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_draft_tokens: int
+    """The draft length that promised most, by what steps cost here."""
+    predicted_speed_up: float
+    """What it promised, in times plain decoding."""
+    plain_tokens_per_s: float
+    fixed_tokens_per_s: float
+    """With drafts as the bundle has them."""
+    adaptive_tokens_per_s: float
+    """With drafts as long as they pay, which is how a bundle runs by default."""
+    fixed_speed_up: float
+    """Measured, in times plain decoding in the same round: the median of the rounds."""
+    adaptive_speed_up: float
+    acceptance_length: float
+    """Of the fixed drafts."""
+    num_prompts: int
+    num_different: int
+    """Outputs that were not those of plain decoding."""
 
 
 class TrainReport(BaseModel):
@@ -30,3 +57,9 @@ class TrainReport(BaseModel):
     acceptance_length: float
     num_drafts: int
     points: tuple[Point, ...]
+    trial: Trial | None = None
+    """None where nothing was measured."""
+
+    def write(self, folder: Path) -> None:
+        """Into the folder of a head, whole."""
+        write_whole(folder / REPORT_NAME, (self.model_dump_json(indent=2) + "\n").encode())

@@ -10,7 +10,6 @@ import torch
 
 from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
-from specexport.training.disk import write_whole
 from specexport.training.head_start import HeadStart, column_scale
 from specexport.training.identity import require_same
 from specexport.training.lender import Lender, read_lender
@@ -18,7 +17,7 @@ from specexport.training.loop import Trainer, Watch
 from specexport.training.methods import METHODS
 from specexport.training.options import TrainOptions
 from specexport.training.progress import STATE_NAME, read_state
-from specexport.training.report import REPORT_NAME, TrainReport
+from specexport.training.report import TrainReport
 from specexport.training.samples import SPEC_NAME, Dataset
 from specexport.training.training_data import TrainingData
 from specexport.training.vocabulary import choose_vocabulary
@@ -63,7 +62,7 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     trainer.run(task.options, lambda: trainer.save(task.out, run), watch)
     report = _report(task, run, start, trainer)
     drafter.files().write(task.out, task.float_type)
-    write_whole(task.out / REPORT_NAME, (report.model_dump_json(indent=2) + "\n").encode())
+    report.write(task.out)
     for left in task.out.glob(f"*{STATE_NAME}*"):
         left.unlink()
     return report
