@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import onnxruntime as ort
 
 from specexport.errors import ConfigError
+from specexport.export.engine_spec import Backend
 from specexport.gpu import find_gpu
+from specexport.nvidia_library import INSTALL, MODULES
 
 EngineName = Literal[
     "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "tensorrt", "tensorrt-rtx"
@@ -23,10 +25,6 @@ ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 _OLDEST = (1, 31)
 """Of onnxruntime-gpu: older ones lack `TensorScatter` or `Attention` of opset 24 on CUDA."""
 _PROVIDERS = {"onnxruntime-cuda": "CUDA", "onnxruntime-tensorrt": "TensorRT"}
-_PACKAGES = {
-    "tensorrt-rtx": ("tensorrt_rtx", "pip install 'specexport[rtx]'"),
-    "tensorrt": ("tensorrt", "pip install tensorrt (its packages come from NVIDIA's own index)"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,9 @@ def _lacks(engine: EngineName) -> Iterator[Missing]:
     if provider := _PROVIDERS.get(engine):
         yield from _provider_lacks(provider)
     else:
-        module, remedy = _PACKAGES[engine]
-        if find_spec(module) is None:
-            yield Missing(f"the package {module} is not installed", remedy)
+        backend = cast(Backend, engine)
+        if find_spec(MODULES[backend]) is None:
+            yield Missing(f"the package {MODULES[backend]} is not installed", INSTALL[backend])
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         yield Missing("the package cuda-bindings is not installed", "pip install cuda-bindings")
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specexport.engines.cache import Shape
 from specexport.engines.cuda import Cuda, CudaStream
-from specexport.engines.tensorrt.cache import CacheShape, DeviceCache
+from specexport.engines.device_cache import CacheShape, DeviceCache
 
 
 class CudaCache:

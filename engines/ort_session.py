@@ -13,6 +13,7 @@ from specexport.engines.available import EngineName, check_available
 from specexport.engines.cache import HostCache, KvCache, Shape
 from specexport.engines.cuda_cache import CudaCache
 from specexport.errors import EngineError
+from specexport.files import user_cache
 
 _CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 _CACHE_OPERATORS = ("TensorScatter", "Attention")
@@ -46,7 +47,8 @@ def place(engine: EngineName, plans: Path | None = None) -> Placement:
     # TF32 keeps 11 bits of fp32's 24.
     providers: dict[str, Mapping[str, str]] = {_CUDA: {"use_tf32": "0"}, _CPU: {}}
     if engine == "onnxruntime-tensorrt":
-        providers = {_TENSORRT: _tensorrt_options(plans or _user_cache()), **providers}
+        plans = plans or user_cache() / "onnxruntime-tensorrt"
+        providers = {_TENSORRT: _tensorrt_options(plans), **providers}
     return Placement(providers, CudaCache)
 
 
@@ -59,11 +61,6 @@ def _tensorrt_options(plans: Path) -> dict[str, str]:
         "trt_timing_cache_path": str(plans),
         "trt_op_types_to_exclude": ",".join(_NOT_FOR_TENSORRT),
     }
-
-
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specexport" / "onnxruntime-tensorrt"
 
 
 def open_session(

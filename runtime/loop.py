@@ -167,13 +167,13 @@ class SpeculativeLoop:
             asked = self._decidable(turns)
             decide = pack(asked, self._target.spec) if asked else None
             output = self._run(replace(batch, step=replace(batch.step, decide=decide)))
+            decided = unpack(output.decided, asked) if output.decided else {}
+            is_partly = output.decided is not None and len(decided) < len(asked)
+            all_logits = self._target.read_logits() if is_partly else output.logits
         except Exception as error:  # whatever it is, the engine must go on
             return failed(turns, error)
         started = time.perf_counter()
         first = turns[0].request.slot
-        decided = unpack(output.decided, asked) if output.decided else {}
-        is_partly = output.decided is not None and len(decided) < len(asked)
-        all_logits = self._target.read_logits() if is_partly else output.logits
         results = []
         for turn in turns:
             slot = turn.request.slot

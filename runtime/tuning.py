@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specexport.engines.ort import describe_machine
 from specexport.engines.ort_session import usable_cpus
+from specexport.files import write_whole
 from specexport.runtime.costs import StepCosts
 
 TUNING_NAME = "tuning.json"
@@ -42,15 +43,7 @@ def is_tuned(bundle: Path, num_threads: int) -> bool:
 
 def write_tuning(bundle: Path, tuning: Tuning) -> None:
     """Write `tuning.json` whole or not at all; raises `OSError` where the bundle is read-only."""
-    path = bundle / TUNING_NAME
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(tuning.model_dump_json(indent=2) + "\n")
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    write_whole(bundle / TUNING_NAME, (tuning.model_dump_json(indent=2) + "\n").encode())
 
 
 def costs_of(

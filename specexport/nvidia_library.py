@@ -9,8 +9,8 @@ from typing import Any
 from specexport.errors import ConfigError, EngineError
 from specexport.export.engine_spec import Backend
 
-_MODULES: dict[Backend, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
-_INSTALL: dict[Backend, str] = {
+MODULES: dict[Backend, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+INSTALL: dict[Backend, str] = {
     "tensorrt-rtx": "pip install 'specexport[rtx]'",
     "tensorrt": "pip install tensorrt (its packages come from NVIDIA's own index)",
 }
@@ -19,11 +19,11 @@ _INSTALL: dict[Backend, str] = {
 def import_library(backend: Backend) -> Any:  # noqa: ANN401 - the library has no types
     """The module; raises `ConfigError` where it is not installed."""
     try:
-        return import_module(_MODULES[backend])
+        return import_module(MODULES[backend])
     except (ImportError, OSError) as error:  # a shared library that is missing, too
         raise ConfigError(
-            f"--engine {backend} needs the package {_MODULES[backend]}, which cannot be imported "
-            f"({error}). Install it with: {_INSTALL[backend]}"
+            f"--engine {backend} needs the package {MODULES[backend]}, which cannot be imported "
+            f"({error}). Install it with: {INSTALL[backend]}"
         ) from None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specexport.engines import available as available_module
 from specexport.engines.tensorrt import backend as backend_module
 from specexport.export.engine_spec import Backend, FloatType
 from specexport.export.manifest import Manifest
@@ -35,7 +36,9 @@ class FakeMachine:
         library = FakeTensorRT(cuda)
         monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
         monkeypatch.setitem(sys.modules, backend.replace("-", "_"), library)
-        monkeypatch.setattr(backend_module, "find_gpu", lambda: GPU)
+        for module in (available_module, backend_module):
+            monkeypatch.setattr(module, "find_gpu", lambda: GPU)
+        monkeypatch.setattr(available_module, "find_spec", lambda name: name)
         monkeypatch.setattr(library_module, "local_gpu", lambda: GPU.compute_capability)
         monkeypatch.setattr(maker_module, "build_plan", fake_build)
         return cls(cuda, library, backend)

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 # A package may import itself and those before it.
 ORDER = [
     "specexport.errors",
+    "specexport.files",
     "specexport.gpu",
     "specexport.nvidia_library",
     "specexport.export",

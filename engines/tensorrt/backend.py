@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
+from specexport.engines.available import check_available
 from specexport.engines.cuda import Cuda
 from specexport.engines.plan import check_plan, find_engine
 from specexport.engines.step import Profile
 from specexport.engines.tensorrt.file import PlanFile
 from specexport.engines.tensorrt.function import TensorRTFunction
 from specexport.engines.tensorrt.runner import DecidePlan, TensorRTRunner
-from specexport.errors import ConfigError
 from specexport.export.engine_spec import Backend
 from specexport.export.manifest import FunctionSpec, GraphSpec, Manifest
-from specexport.gpu import Gpu, find_gpu
+from specexport.gpu import find_gpu
 from specexport.nvidia_library import import_library
 
 
@@ -20,7 +20,8 @@ class TensorRTBackend:
 
     def __init__(self, bundle: Path, manifest: Manifest, backend: Backend) -> None:
         """Raises `ConfigError` where the library, the GPU or an engine for both is missing."""
-        gpu = _gpu(backend)
+        check_available(backend)
+        gpu = find_gpu()
         self._module = import_library(backend)
         self._cuda = Cuda()
         version = str(self._module.__version__)
@@ -54,13 +55,3 @@ class TensorRTBackend:
         plan = self._engine.plans[name]
         check_plan(self._bundle, self._engine, plan)
         return PlanFile(self._module, self._bundle, self._engine, plan)
-
-
-def _gpu(backend: Backend) -> Gpu:
-    try:
-        return find_gpu()
-    except ConfigError as error:
-        raise ConfigError(
-            f"--engine {backend} runs on an NVIDIA GPU. {error} Without one, use --engine "
-            "onnxruntime."
-        ) from None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from specexport.engines.cuda import Cuda, CudaStream
+from specexport.engines.device_cache import CacheShape, DeviceCache
 from specexport.engines.plan import choose_profile
 from specexport.engines.step import DecideOutput, Floats, Profile, StepInput, StepOutput
-from specexport.engines.tensorrt.cache import CacheShape, DeviceCache
 from specexport.engines.tensorrt.decider import Decider
 from specexport.engines.tensorrt.file import PlanFile
 from specexport.engines.tensorrt.loaded import LoadedPlan, bind

@@ -6,13 +6,13 @@ the library's own bytes: of damaged ones it would make an empty cache without sa
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from specexport.export.tensorrt.library import Library
+from specexport.files import user_cache, write_whole
 
 _DIGEST_BYTES = 32
 
@@ -40,9 +40,7 @@ def timing_cache(library: Library, config: Any, gpu: str, tell: Told) -> Iterato
 
 def timing_cache_path(library: Library, gpu: str) -> Path:
     """The file for this version and GPU; it need not be there."""
-    local = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-    folder = Path(local) if local else Path.home() / ".cache"
-    return folder / "specexport" / f"{library.backend}-{library.version}-{gpu}.timing"
+    return user_cache() / f"{library.backend}-{library.version}-{gpu}.timing"
 
 
 def _read(path: Path, tell: Told) -> bytes:
@@ -71,13 +69,9 @@ def _keep(config: Any, path: Path, tell: Told) -> None:  # noqa: ANN401 - the li
     """Write the cache, whole or not at all."""
     if (cache := config.get_timing_cache()) is None:
         return
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    data = bytes(cache.serialize())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = bytes(cache.serialize())
-        temporary.write_bytes(hashlib.sha256(data).digest() + data)
-        temporary.replace(path)
+        write_whole(path, hashlib.sha256(data).digest() + data)
     except OSError as error:
         tell(f"The timing cache cannot be kept ({error}); the next build takes as long")
-        with suppress(OSError):
-            temporary.unlink()

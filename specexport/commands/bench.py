@@ -16,7 +16,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from specexport.bench.files import check_writable, write_whole
 from specexport.bench.load import ClosedLoop, PoissonArrivals
 from specexport.bench.plan import Plan, Settings, make_plan
 from specexport.bench.report import Environment, Report
@@ -28,6 +27,7 @@ from specexport.commands.option_types import ListType
 from specexport.engines.available import EngineName
 from specexport.errors import ConfigError
 from specexport.export.manifest import read_manifest
+from specexport.files import check_writable, write_whole
 from specexport.runtime.async_engine import AsyncEngine
 from specexport.runtime.options import MethodName
 

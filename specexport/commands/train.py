@@ -12,7 +12,6 @@ from specexport.export.manifest import FloatType
 from specexport.training.disk import write_whole
 from specexport.training.methods import METHODS
 from specexport.training.options import TrainOptions
-from specexport.training.prediction import predict
 from specexport.training.prepare import DataSource, is_one_of_several, prepare_data
 from specexport.training.report import REPORT_NAME, TrainReport, Trial
 from specexport.training.run import TrainTask, check_out, train_head
@@ -141,11 +140,6 @@ Examples:
 )
 @click.option("--resume", is_flag=True, help="Go on where a training into this folder ended.")
 @click.option(
-    "--bundle",
-    type=click.Path(path_type=Path),
-    help="A tuned bundle of TARGET, to predict the speed-up from, with --no-measure.",
-)
-@click.option(
     "--measure/--no-measure",
     default=True,
     show_default=True,
@@ -181,7 +175,6 @@ def command(
     threads: int | None,
     float_type: FloatType,
     resume: bool,
-    bundle: Path | None,
     measure: bool,
     built_bundle: Path | None,
     as_json: bool,
@@ -210,7 +203,7 @@ def command(
         seed=seed,
     )
     source = DataSource(paths, self_made or 0, answer_tokens, data_budget, threads or 0)
-    _check_measure(measure, bundle, built_bundle)
+    _check_measure(measure, built_bundle)
     check_out(out, resume=resume)
     if threads:
         _use_threads(threads)
@@ -225,23 +218,16 @@ def command(
         click.echo(report.model_dump_json(indent=2))
         return
     _summarise(task, report, built_bundle)
-    if bundle is not None:
-        _predict(bundle, report)
 
 
 def _tell(text: str) -> None:
     console.print(text, soft_wrap=True, markup=False)
 
 
-def _check_measure(measure: bool, bundle: Path | None, built_bundle: Path | None) -> None:
+def _check_measure(measure: bool, built_bundle: Path | None) -> None:
     """Refuse, before the long run, what contradicts itself or cannot be built after it."""
     if not measure and built_bundle is not None:
         raise ConfigError("--build keeps the bundle that is measured. Leave out --no-measure.")
-    if measure and bundle is not None:
-        raise ConfigError(
-            "--bundle predicts the speed-up where it is not measured. Leave it out, or give "
-            "--no-measure."
-        )
     if built_bundle is not None:
         check_bundle(built_bundle)
 
@@ -314,16 +300,4 @@ def _show_trial(trial: Trial) -> None:
         f"{trial.adaptive_speed_up:.2f} times with adaptive ones "
         f"({trial.plain_tokens_per_s:.1f}, {trial.fixed_tokens_per_s:.1f} and "
         f"{trial.adaptive_tokens_per_s:.1f} tokens/s); {outputs}"
-    )
-
-
-def _predict(bundle: Path, report: TrainReport) -> None:
-    found = predict(bundle, report)
-    if found is None:
-        click.echo(f"No prediction: run specexport tune {bundle} here first.")
-        return
-    click.echo(
-        f"Predicted: {found.speed_up:.2f} times plain decoding with drafts of "
-        f"{found.num_draft_tokens}, by what steps of {bundle} cost, if a step of the head costs "
-        "its share of the target's weights"
     )

@@ -252,11 +252,13 @@ def _write_spec(folder: Path, spec: DatasetSpec, whole: dict[int, ShardEntry]) -
 
 
 def _remove_others(folder: Path, plans: Mapping[int, ShardPlan]) -> None:
-    """Shards of a larger data set that lay here before."""
+    """Shards of a larger data set that lay here before, and what killed runs left half-written."""
     names = {_shard_name(number) for number in plans}
     for path in folder.glob("shard-*.safetensors"):
         if path.name not in names:
             path.unlink()
+    for path in folder.glob(".*.tmp"):
+        path.unlink()
 
 
 def _shard_name(number: int) -> str:

@@ -1,12 +1,12 @@
 """Files that are whole or not there, and one clear error where the disk is full."""
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from specexport import files
 from specexport.errors import SpecExportError
 
 
@@ -26,16 +26,8 @@ def told_when_full(path: Path) -> Iterator[None]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write beside `path` and rename; raises `SpecExportError` where the disk is full."""
-    temporary = path.with_name(f".{path.name}.tmp")
     with told_when_full(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.write_whole(path, data)
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:

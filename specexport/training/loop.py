@@ -45,6 +45,11 @@ class Trainer:
         self.progress = Progress()
         self._best_weights = self._weights()
 
+    @property
+    def is_main_process(self) -> bool:
+        """True in the one process that writes files."""
+        return bool(self._accelerator.is_main_process)
+
     def restore(self, state: SavedState) -> None:
         """Go on from a saved state."""
         self.progress = state.progress
@@ -54,7 +59,7 @@ class Trainer:
 
     def save(self, folder: Path, run: dict[str, Any]) -> None:
         """Write the state; with several processes one does."""
-        if self._accelerator.is_main_process:
+        if self.is_main_process:
             state = SavedState(
                 run=run,
                 progress=self.progress,

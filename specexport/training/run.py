@@ -61,10 +61,11 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     task.out.mkdir(parents=True, exist_ok=True)
     trainer.run(task.options, lambda: trainer.save(task.out, run), watch)
     report = _report(task, run, start, trainer)
-    drafter.files().write(task.out, task.float_type)
-    report.write(task.out)
-    for left in task.out.glob(f"*{STATE_NAME}*"):
-        left.unlink()
+    if trainer.is_main_process:
+        drafter.files().write(task.out, task.float_type)
+        report.write(task.out)
+        for left in task.out.glob(f"*{STATE_NAME}*"):
+            left.unlink()
     return report
 
 

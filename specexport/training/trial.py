@@ -65,8 +65,7 @@ def try_head(bundle: Path, data: Path, report: TrainReport, num_threads: int = 0
     Takes about a minute, and longer for a model of more than some 100 ms a token.
     """
     manifest, tuning = read_manifest(bundle), tune(bundle, num_threads)
-    predicted = predict(bundle, report, num_threads)
-    assert predicted is not None  # it has just been tuned
+    predicted = predict(manifest, tuning.costs, report)
     plan = _plan(manifest, tuning, data, num_threads)
     (found,) = asyncio.run(
         bench(plan, lambda options: AsyncEngine(bundle, options), lambda what, done: None)

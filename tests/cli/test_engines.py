@@ -55,7 +55,7 @@ def test_build_and_inspect_report_the_plans(bundle: Path) -> None:
 @pytest.mark.skipif(not why_no_gpu(), reason="a machine with a GPU runs the plans")
 def test_plans_without_a_gpu_are_one_error(bundle: Path) -> None:
     shown = _run("generate", bundle, "hello", *RTX, status=1)
-    assert "--engine tensorrt-rtx runs on an NVIDIA GPU. There is no" in shown
+    assert "The engine tensorrt-rtx cannot run here: There is no" in shown
     assert "Traceback" not in shown
     check = next(
         check

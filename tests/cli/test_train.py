@@ -7,14 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from specexport.cli import cli
-from specexport.engines.ort import describe_machine
-from specexport.engines.ort_session import usable_cpus
 from specexport.export.manifest import read_manifest
 from specexport.runtime.costs import StepCosts
-from specexport.runtime.tuning import Tuning, write_tuning
-from specexport.training.options import TrainOptions
 from specexport.training.prediction import predict
 from specexport.training.report import TrainReport
+from tests.head_bundles import MAKERS
 from tests.tiny_dataset import cycle_target, cycle_texts, write_dataset
 
 
@@ -57,26 +54,29 @@ def test_a_trained_head_is_built_and_drafts(method: str, cycle: Path, tmp_path: 
     assert found["stats"]["acceptance_length"] > 1.5  # by chance 1.004
 
 
+@pytest.mark.parametrize(
+    ("name", "num_draft_tokens", "speed_up"),
+    [
+        ("eagle3, SpecForge", 1, 1.8 * 10 / 16),  # against 2.2 tokens in 22 ms
+        ("medusa", 2, 2.2 * 10 / 17),
+    ],
+)
 def test_the_predicted_speed_up_is_that_of_the_best_draft_length(
-    cycle: Path, tmp_path: Path
+    name: str, num_draft_tokens: int, speed_up: float, tmp_path: Path
 ) -> None:
-    """Steps of 10 ms, and 1 ms for each further token; a head with half of the weights: 5 ms."""
-    run("build", cycle / "target", "-o", tmp_path / "bundle")
-    manifest = read_manifest(tmp_path / "bundle")
-    report = TrainReport.model_construct(
-        options=TrainOptions(method="eagle3"),
-        acceptance_rates=(0.8, 0.5),
-        num_parameters=manifest.target.num_parameters // 2,
-    )
-    assert predict(tmp_path / "bundle", report) is None
-    seconds = (0.010, 0.011, 0.012)
-    costs = StepCosts(num_tokens=(1, 2, 3), seconds=seconds, row_context_s=0, pair_s=0)
-    tuning = Tuning(machine=describe_machine(usable_cpus()), costs={manifest.target.path: costs})
-    write_tuning(tmp_path / "bundle", tuning)
-    found = predict(tmp_path / "bundle", report)
-    assert found is not None
-    assert found.num_draft_tokens == 1  # 1.8 tokens in 16 ms, against 2.2 in 22 ms
-    assert found.speed_up == pytest.approx(1.8 * 10 / 16, rel=1e-3)
+    """Steps of 10 ms, and 1 ms for each further token; a step of the head takes 5 ms."""
+    manifest = read_manifest(MAKERS[name](tmp_path, "hidden", 0.25).path)
+    report = TrainReport.model_construct(acceptance_rates=(0.8, 0.5))
+    target = _costs(0.010, 0.011, 0.012)
+    costs = dict.fromkeys((spec.path for spec in manifest.graphs.values()), _costs(0.005))
+    found = predict(manifest, costs | {manifest.target.path: target}, report)
+    assert found.num_draft_tokens == num_draft_tokens
+    assert found.speed_up == pytest.approx(speed_up)
+
+
+def _costs(*seconds: float) -> StepCosts:
+    sizes = tuple(range(1, len(seconds) + 1))
+    return StepCosts(num_tokens=sizes, seconds=seconds, row_context_s=0, pair_s=0)
 
 
 def test_prompts_become_a_head_and_a_bundle_with_one_command(cycle: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from specexport.engines.ort_decide import OrtDecider
 from specexport.engines.step import DecideInput, DecideOutput
+from specexport.errors import EngineError
 from specexport.export.methods import TypicalAcceptance
 from specexport.runtime.deciding import decidable
 from specexport.runtime.distribution import Distribution
@@ -15,10 +16,10 @@ from specexport.runtime.draft import Draft
 from specexport.runtime.packing import pack
 from specexport.runtime.params import SamplingParams
 from specexport.runtime.processing import LogitsProcessor
-from specexport.runtime.request import Request
+from specexport.runtime.request import FinishReason, Request
 from specexport.runtime.turn import Turn
 from tests.decide_tools import Case, certain_tree, decider
-from tests.hash_engine import VOCAB_SIZE, graph_spec
+from tests.hash_engine import VOCAB_SIZE, HashEngine, graph_spec
 from tests.loop_tools import DRAFTERS, EOS, make_loop, make_request, run
 
 
@@ -66,6 +67,22 @@ def test_outputs_are_those_of_the_host(name: str, leaves: bool) -> None:
     graph = Counting(leaves)
     assert outputs(name, 4, graph) == outputs(name, 4, None)
     assert graph.num_calls > 0
+
+
+def test_logits_that_cannot_be_read_end_the_requests_of_that_call_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(engine: HashEngine) -> None:
+        raise EngineError("The GPU is gone.")
+
+    loop = make_loop(DRAFTERS["always right"](), 3, decider=Counting(leaves=True))
+    failing, other = make_request([1, 2], 4), make_request([1, 2], 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(HashEngine, "read_logits", fail)
+        run(loop, [failing])
+    run(loop, [other])
+    assert (failing.finish_reason, failing.error) == (FinishReason.ERROR, "The GPU is gone.")
+    assert other.error is None
 
 
 def test_log_probabilities_are_those_of_the_host() -> None:

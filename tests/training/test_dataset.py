@@ -185,7 +185,7 @@ def test_a_run_that_is_killed_at_any_write_goes_on_to_the_same_files(
             make_dataset(str(tiny_checkpoint), answers_file, folder, OPTIONS)
     (folder / ".graph").mkdir()  # what only a real kill leaves
     (folder / ".graph" / "target").touch()
-    (folder / f".{SPEC_NAME}.tmp").write_bytes(b"{")
+    (folder / f".{SPEC_NAME}.123.tmp").write_bytes(b"{")
     with pytest.raises(ConfigError, match=f"not finished|holds no {SPEC_NAME}"):
         Dataset.open(folder)
     make_dataset(str(tiny_checkpoint), answers_file, folder, OPTIONS)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specexport.engines import available as available_module
 from specexport.engines.backend import open_backend
 from specexport.engines.step import Profile
 from specexport.engines.tensorrt import backend as backend_module
@@ -64,12 +65,12 @@ def test_a_machine_without_a_gpu_is_told_so(
     def find_gpu() -> None:
         raise ConfigError("There is no NVIDIA driver here.")
 
-    monkeypatch.setattr(backend_module, "find_gpu", find_gpu)
+    monkeypatch.setattr(available_module, "find_gpu", find_gpu)
     kind, message = _refused(bundle, manifest)
     assert kind is ConfigError
     assert message == (
-        "--engine tensorrt-rtx runs on an NVIDIA GPU. There is no NVIDIA driver here. Without one, "
-        "use --engine onnxruntime."
+        "The engine tensorrt-rtx cannot run here: There is no NVIDIA driver here. Use onnxruntime, "
+        "which needs no GPU."
     )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specexport.engines.cuda import CudaStream, Planes
 from specexport.engines.step import Floats
-from specexport.engines.tensorrt.stored import STORED, from_stored, to_stored
+from specexport.engines.stored import STORED, from_stored, to_stored
 from specexport.export.engine_spec import FloatType
 from specexport.export.manifest import GraphSpec
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from specexport.engines.tensorrt.stored import STORED, from_stored, to_stored
+from specexport.engines.stored import STORED, from_stored, to_stored
 from specexport.export.engine_spec import FloatType
 
 

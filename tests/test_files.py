@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specexport.bench.files import check_writable, write_whole
 from specexport.errors import ConfigError
+from specexport.files import check_writable, write_whole
 
 
 def test_checking_a_file_changes_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of results: known to be writable before a long run, and whole or not there."""
+"""Files that are whole or not there, and the folder of the user's cache."""
 
 import os
 import tempfile
@@ -26,7 +26,16 @@ def write_whole(path: Path, data: bytes) -> None:
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def user_cache() -> Path:
+    """Where what can be made again is kept for this user; it need not be there."""
+    local = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return (Path(local) if local else Path.home() / ".cache") / "specexport"
