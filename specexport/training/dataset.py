@@ -45,14 +45,14 @@ _ID_BYTES, _FLAG_BYTES, _TOP_BYTES = 4, 1, 8  # a token, whether it is learnt, o
 
 
 def taps_for(methods: Iterable[str], num_layers: int) -> tuple[Tap, ...]:
-    """The states that heads of `methods` read, each once; none for a draft model."""
+    """The states that heads of `methods` read or begin from; none for a draft model."""
+    wanted = set(methods)
     taps: list[Tap] = []
-    for method in sorted(methods):
-        if method == "eagle3":
-            taps += default_taps(num_layers)
-        elif method in ("medusa", "mtp"):
-            taps.append(FINAL_NORM)
-    return tuple(dict.fromkeys(taps))
+    if "eagle3" in wanted:
+        taps += default_taps(num_layers)
+    if wanted & {"eagle3", "medusa", "mtp"}:
+        taps.append(FINAL_NORM)
+    return tuple(taps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from specexport.training.packing import Packed
 Entries = tuple[torch.Tensor, torch.Tensor]
 """Keys and values, each [rows, key-value heads, D]."""
 
+_CALM = 0.1
+"""What is left of random output weights where the residual knows something already."""
+
 
 class DraftLayer(nn.Module):
     """`h = residual + attention(attended)`, then `h + mlp(norm(h))`; Llama's or Qwen's layer."""
@@ -40,6 +43,13 @@ class DraftLayer(nn.Module):
         h = residual + self.self_attn(attended, positions, text, own, batch)
         found: torch.Tensor = h + self.mlp(self.post_attention_layernorm(h))
         return found
+
+
+def calm(layer: DraftLayer) -> None:
+    """Let a new layer add little to its residual."""
+    with torch.no_grad():
+        layer.self_attn.o_proj.weight.mul_(_CALM)
+        layer.mlp.down_proj.weight.mul_(_CALM)
 
 
 class GatedMlp(nn.Module):

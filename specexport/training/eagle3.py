@@ -11,11 +11,15 @@ from torch import nn
 
 from specexport.export.config import DecoderConfig, RopeConfig
 from specexport.export.heads.taps import default_taps
-from specexport.training.draft_layer import DraftLayer
+from specexport.training.draft_layer import DraftLayer, calm
 from specexport.training.head_files import HeadFiles
 from specexport.training.head_start import HeadStart
 from specexport.training.lender import Lender
+from specexport.training.linear_start import LinearGuess, normed
 from specexport.training.step_drafter import StepDrafter
+
+_OWN_SCORE = 11.0
+"""Of a row's query with its own key: e^11 outweighs some thousand other rows."""
 
 
 class Eagle3(StepDrafter):
@@ -37,7 +41,7 @@ class Eagle3(StepDrafter):
         self.register_buffer("embedding", target.embedding, persistent=False)
         self.register_buffer("scale", start.scale)
         with torch.no_grad():  # what the target has learned of tokens
-            self.norm.weight.copy_(target.calm_norm())
+            self.norm.weight.copy_(target.final_norm)
             self.lm_head.weight.copy_(target.output_matrix[torch.from_numpy(vocabulary.token_map)])
 
     @property
@@ -49,6 +53,20 @@ class Eagle3(StepDrafter):
         """[N, n * H] → [N, H]; columns of different sizes would be learned at different speeds."""
         found: torch.Tensor = self.fc(states / self.scale)
         return found
+
+    def linear_inputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Columns of like size, then the normed embedding."""
+        return torch.cat([states / self.scale, self._normed_embedding(token_ids)], dim=-1)
+
+    def begin(self, guess: LinearGuess) -> None:
+        """`fc` takes the part of the states; one query head that sees itself, the embedding's."""
+        width = len(self.scale)
+        with torch.no_grad():
+            self.fc.weight.copy_(guess.matrix[:width].T)
+            self.norm.weight.mul_(guess.fit)
+        into, out_of = guess.low_rank(slice(width, None), self._config.head_dim)
+        common = self._normed_embedding(torch.from_numpy(self._vocabulary.token_map)).mean(dim=0)
+        self.midlayer.map_own_token(into, out_of, common)
 
     def inputs(
         self, token_ids: torch.Tensor, features: torch.Tensor
@@ -69,6 +87,9 @@ class Eagle3(StepDrafter):
             tensors["d2t"] = torch.from_numpy(self._vocabulary.offsets)
             tensors["t2d"] = torch.from_numpy(self._vocabulary.draft_ids >= 0)
         return HeadFiles(tensors, self._published_config())
+
+    def _normed_embedding(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return normed(self.embedding[token_ids], self._config.norm_eps)
 
     def _published_config(self) -> dict[str, Any]:
         config = self._config
@@ -105,6 +126,31 @@ class Eagle3Layer(DraftLayer):
         super().__init__(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self._head_dim = config.head_dim
+
+    def map_own_token(self, into: torch.Tensor, out_of: torch.Tensor, common: torch.Tensor) -> None:
+        """Add `out_of` [H, r] @ `into` [r, H] @ the row's own normed embedding, and little else.
+
+        r is at most the head size. Query head 0 compares random projections of embeddings, which
+        are longest along themselves once their common part, `common` [H], is taken away.
+        """
+        rank, size = into.shape
+        attention, own = self.self_attn, slice(self._head_dim)
+        calm(self)
+        compare = nn.init.orthogonal_(torch.empty(self._head_dim, size))
+        common = common / common.norm()
+        compare = compare - torch.outer(compare @ common, common)
+        with torch.no_grad():
+            for projection, part in (("q_proj", compare), ("k_proj", compare), ("v_proj", into)):
+                weight = getattr(attention, projection).weight
+                weight[own] = 0.0
+                weight[: len(part), :size] = part
+            for projection in ("q_proj", "k_proj"):
+                getattr(attention, projection).weight[own] *= (
+                    _OWN_SCORE**0.5 * self._head_dim**-0.25
+                )
+            attention.o_proj.weight[:, own] = 0.0
+            attention.o_proj.weight[:, :rank] = out_of
 
 
 def _layer_config(target: DecoderConfig, max_position: int) -> DecoderConfig:

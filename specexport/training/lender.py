@@ -23,15 +23,7 @@ class Lender:
     config: DecoderConfig
     embedding: torch.Tensor  # [V, H]
     output_matrix: torch.Tensor  # [V, H]
-    final_norm: torch.Tensor  # [H]
-
-    def calm_norm(self) -> torch.Tensor:
-        """The final norm [H], so small that logits of any state have a deviation near 1.
-
-        The target's own is for states that know the next token; a new head knows nothing.
-        """
-        rows: torch.Tensor = self.output_matrix * self.final_norm
-        return self.final_norm / rows.square().sum(dim=1).sqrt().mean()
+    final_norm: torch.Tensor  # [H]: its weight
 
 
 def read_lender(source: str) -> Lender:

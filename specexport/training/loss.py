@@ -38,8 +38,10 @@ class Learner(nn.Module):
         """Mean over the tokens that count, by the weights of their steps."""
         total = weight = batch.counts.new_zeros(())
         for step, logits in enumerate(self.drafter(batch)):
-            counts = batch.counts[step] * STEP_DECAY**step
-            ids = self.draft_ids[batch.top_ids[step]]
-            total = total + (distribution_loss(logits, ids, batch.top_probs[step]) * counts).sum()
-            weight = weight + counts.sum()
+            here = slice(len(logits))  # the chains that come so far
+            share = len(logits) / len(batch.first_rows)
+            counts = batch.counts[step, here] * (STEP_DECAY**step / share)
+            ids = self.draft_ids[batch.top_ids[step, here]]
+            loss = distribution_loss(logits, ids, batch.top_probs[step, here])
+            total, weight = total + (loss * counts).sum(), weight + counts.sum()
         return total / weight.clamp_min(1.0)

@@ -13,10 +13,11 @@ from torch import nn
 
 from specexport.errors import ConfigError
 from specexport.export.config import DecoderConfig
-from specexport.training.draft_layer import DraftLayer
+from specexport.training.draft_layer import DraftLayer, calm
 from specexport.training.head_files import HeadFiles
 from specexport.training.head_start import HeadStart
 from specexport.training.lender import Lender
+from specexport.training.linear_start import LinearGuess, normed
 from specexport.training.step_drafter import StepDrafter
 
 
@@ -32,7 +33,7 @@ class Mtp(StepDrafter):
         _check_layer(target.config)
         self.mtp = MtpModule(replace(target.config, num_layers=1, max_position=start.max_position))
         with torch.no_grad():
-            self.mtp.norm.weight.copy_(target.calm_norm())
+            self.mtp.norm.weight.copy_(target.final_norm)
         rows = target.output_matrix[torch.from_numpy(start.vocabulary.token_map)]
         self.register_buffer("embedding", target.embedding, persistent=False)
         self.register_buffer("lm_head", rows, persistent=False)
@@ -45,6 +46,18 @@ class Mtp(StepDrafter):
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """Read as they are."""
         return states
+
+    def linear_inputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """What `fc` reads of a new head, whose norms weigh nothing yet."""
+        eps = self._target.norm_eps
+        return torch.cat([normed(self.embedding[token_ids], eps), normed(states, eps)], dim=-1)
+
+    def begin(self, guess: LinearGuess) -> None:
+        """`fc` takes all of it."""
+        with torch.no_grad():
+            self.mtp.fc.weight.copy_(guess.matrix.T)
+            self.mtp.norm.weight.mul_(guess.fit)
+        calm(self.mtp.layer)
 
     def inputs(
         self, token_ids: torch.Tensor, features: torch.Tensor

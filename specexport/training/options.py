@@ -22,7 +22,10 @@ class TrainOptions(BaseModel):
     minutes: float | None = None
     """One of the three says how long."""
     batch_tokens: int = 2048
-    learning_rate: float = 1e-3
+    long_share: float = 0.4
+    """Of a batch's texts: drafts of these are unrolled to the end, others by one step, which costs
+    a quarter; each step weighs the same for it."""
+    learning_rate: float = 3e-4
     num_warmup: int = 20
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0

@@ -30,11 +30,23 @@ class Packed:
     counts: torch.Tensor  # [K, C]: that token is part of an answer
     top_ids: torch.Tensor  # [K, C, k]: the target's likeliest tokens there
     top_probs: torch.Tensor  # [K, C, k]
+    num_long: int
+    """Of the first so many texts drafts are unrolled to the end, of the others only begun."""
 
     @property
     def num_steps(self) -> int:
         """K."""
         return len(self.token_ids)
+
+    def long(self) -> Self:
+        """The same rows, and the chains of the long texts."""
+        spans = self.spans[: self.num_long]
+        num_chains = spans[-1][1].stop
+        steps = {
+            name: getattr(self, name)[:, :num_chains]
+            for name in ("token_ids", "label_ids", "counts", "top_ids", "top_probs")
+        }
+        return replace(self, spans=spans, first_rows=self.first_rows[:num_chains], **steps)
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
@@ -47,8 +59,10 @@ class Packed:
         return replace(self, **moved)
 
 
-def pack(samples: Sequence[Sample], columns: Sequence[int], num_steps: int) -> Packed:
-    """`columns` of the states are those that the head reads."""
+def pack(
+    samples: Sequence[Sample], columns: Sequence[int], num_steps: int, long_share: float = 1.0
+) -> Packed:
+    """`columns` of the states are those that the head reads; at least one text is long."""
     row_starts = [0, *accumulate(len(sample.token_ids) for sample in samples)]
     firsts = [_chain_starts(sample) for sample in samples]
     chain_starts = [0, *accumulate(len(first) for first in firsts)]
@@ -59,6 +73,7 @@ def pack(samples: Sequence[Sample], columns: Sequence[int], num_steps: int) -> P
         positions=torch.cat([torch.arange(len(sample.token_ids)) for sample in samples]),
         spans=tuple(zip(_slices(row_starts), _slices(chain_starts), strict=True)),
         first_rows=torch.cat([f + start for f, start in zip(firsts, row_starts, strict=False)]),
+        num_long=max(1, round(long_share * len(samples))),
         **{name: torch.cat([step[name] for step in steps], dim=1) for name in steps[0]},
     )
 

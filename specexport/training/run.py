@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from specexport.errors import ConfigError
-from specexport.export.manifest import FloatType
+from specexport.export.manifest import FINAL_NORM, FloatType
 from specexport.training.head_start import HeadStart, column_scale
 from specexport.training.identity import require_same
 from specexport.training.lender import Lender, read_lender
+from specexport.training.linear_start import Columns, fit_linear
 from specexport.training.loop import Trainer, Watch
 from specexport.training.methods import METHODS
 from specexport.training.options import TrainOptions
 from specexport.training.progress import STATE_NAME, read_state
 from specexport.training.report import TrainReport
 from specexport.training.samples import SPEC_NAME, Dataset
+from specexport.training.step_drafter import StepDrafter
 from specexport.training.training_data import TrainingData
 from specexport.training.vocabulary import choose_vocabulary
 
@@ -54,6 +56,8 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     )
     torch.manual_seed(task.options.seed)
     drafter = METHODS[task.options.method].make(target, start)
+    if isinstance(drafter, StepDrafter) and state is None:
+        _begin(drafter, dataset, data, target)
     trainer = Trainer(drafter, torch.from_numpy(start.vocabulary.draft_ids), data)
     if state is not None:
         trainer.restore(state)
@@ -115,8 +119,17 @@ def _start(
         num_draft_steps=options.num_draft_steps,
         is_tied=options.tied_lm_head,
     )
-    data = TrainingData(dataset, columns, options.num_draft_steps, options.batch_tokens)
+    data = TrainingData(
+        dataset, columns, options.num_draft_steps, options.batch_tokens, options.long_share
+    )
     return start, data
+
+
+def _begin(drafter: StepDrafter, dataset: Dataset, data: TrainingData, target: Lender) -> None:
+    """From the best linear guess."""
+    columns = Columns(list(data.columns), dataset.spec.columns((FINAL_NORM,)))
+    samples = (dataset[i] for i in dataset.split("train"))
+    drafter.begin(fit_linear(samples, columns, drafter.linear_inputs, target.final_norm))
 
 
 def _report(

@@ -7,6 +7,7 @@ import torch
 
 from specexport.training.draft_layer import DraftLayer, Entries
 from specexport.training.drafter import Drafter
+from specexport.training.linear_start import LinearGuess
 from specexport.training.packing import Packed
 
 
@@ -32,8 +33,16 @@ class StepDrafter(Drafter):
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[C, H] → logits [C, V_draft], and the features of the next step [C, H]."""
 
+    @abstractmethod
+    def linear_inputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """What the first step can map linearly: [N, W], [N] → [N, U]."""
+
+    @abstractmethod
+    def begin(self, guess: LinearGuess) -> None:
+        """Make the first step say what the linear guess of these inputs says, about."""
+
     def forward(self, batch: Packed) -> Iterator[torch.Tensor]:
-        """Logits [C, V_draft] of each step."""
+        """Logits [C, V_draft] of the first step, and of the others for the batch's long texts."""
         attention = self.layer.self_attn
         features = self.features(batch.states)
         residual, attended = self.inputs(batch.next_ids, features)
@@ -41,6 +50,9 @@ class StepDrafter(Drafter):
         residual, attended = residual[batch.first_rows], attended[batch.first_rows]
         positions = batch.positions[batch.first_rows]
         for step in range(batch.num_steps):
+            if step == 1:
+                batch = batch.long()
+                features, positions = (x[: len(batch.first_rows)] for x in (features, positions))
             if step > 0:
                 positions = positions + 1
                 residual, attended = self.inputs(batch.token_ids[step], features)

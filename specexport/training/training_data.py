@@ -19,18 +19,21 @@ class TrainingData:
     """Of the states."""
     num_draft_steps: int
     batch_tokens: int
+    long_share: float = 1.0
+    """Of the texts of a training batch."""
 
     def train(self, seed: int, first: int, stride: int = 1) -> Iterator[Packed]:
         """Endless: each `stride`-th batch from number `first` on."""
         order = batch_order(self._shards("train"), *self._sizes, seed)
-        return map(self._pack, islice(order, first, None, stride))
+        batches = islice(order, first, None, stride)
+        return (self._pack(batch, self.long_share) for batch in batches)
 
     def held_out(self, num_tokens: float = math.inf) -> Iterator[Packed]:
         """The held-out texts in a fixed order, until so many tokens are reached."""
         for batch in epoch_batches(self._shards("held_out"), *self._sizes, [0, 0]):
             if num_tokens <= 0:
                 return
-            yield self._pack(batch)
+            yield self._pack(batch, 1.0)
             num_tokens -= sum(self.dataset.lengths[i] for i in batch)
 
     def num_train_batches(self, seed: int) -> int:
@@ -50,6 +53,6 @@ class TrainingData:
             first = after
         return found
 
-    def _pack(self, batch: Sequence[int]) -> Packed:
+    def _pack(self, batch: Sequence[int], long_share: float) -> Packed:
         samples = [self.dataset[i] for i in batch]
-        return pack(samples, self.columns, self.num_draft_steps)
+        return pack(samples, self.columns, self.num_draft_steps, long_share)

@@ -35,9 +35,15 @@ def vocabulary(size: int) -> DraftVocabulary:
 
 
 def untaught(
-    method: str, checkpoint: Path, dataset: Dataset, size: int, *, is_tied: bool = True
+    method: str,
+    checkpoint: Path,
+    dataset: Dataset,
+    size: int,
+    *,
+    is_tied: bool = True,
+    is_random: bool = True,
 ) -> Drafter:
-    """A head with weights large enough for every part of it to show."""
+    """A head, with random weights large enough for every part of it to show."""
     taps = METHODS[method].taps(dataset.spec.taps)
     width = len(taps) * dataset.spec.hidden_size
     scale = torch.rand(width, generator=torch.Generator().manual_seed(2)) + 0.5
@@ -47,7 +53,7 @@ def untaught(
     drafter = METHODS[method].make(target, start)
     with torch.no_grad():
         for parameter in drafter.parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and is_random:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return drafter
 
