@@ -102,7 +102,7 @@ def test_the_graph_gives_the_verifiers_tokens(vocab_size: int) -> None:
     """Also of requests with all kinds of drafts in one call; random, but always the same."""
     rng = np.random.default_rng(vocab_size)
     num_accepted, num_left = Counter[int](), 0
-    for _ in range(300):
+    for _ in range(150):
         kinds = [str(rng.choice(KINDS)) for _ in range(rng.integers(1, 5))]
         cases = [random_case(rng, vocab_size, kind) for kind in kinds]
         for case, found in zip(cases, in_graph(cases), strict=True):
@@ -118,7 +118,7 @@ def test_the_graph_gives_the_verifiers_tokens(vocab_size: int) -> None:
             assert found.verdict == expected
             num_accepted[expected.num_accepted] += 1
             compare_logprobs(case, found)
-    assert num_left < 150
+    assert num_left < 75
     assert vocab_size < 9 or min(num_accepted[n] for n in range(4)) > 2
 
 
@@ -147,15 +147,19 @@ def compare_logprobs(case: Case, found: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3, "top_p": 0.9}])
 def test_pairs_of_tokens_of_a_drawn_chain_follow_the_target(options: dict[str, Any]) -> None:
-    """χ² over two tokens; what a rejected draft leaves open, a step without a draft adds."""
-    rng = np.random.default_rng(3)
+    """χ² over two tokens; what a rejected draft leaves open, a step without a draft adds.
+
+    Every pair is expected 15 times or more. Were a rejected token replaced by one of the target's
+    own instead of the remainder's, the test would fail with a probability above 0.99.
+    """
+    rng = np.random.default_rng(5)
     logits, drafter = rng.normal(0, 1, (2, 3, 4)).astype(np.float32)
     targets = [to_distribution(row, SamplingParams(temperature=1, **options)) for row in logits]
-    counts, num_samples = Counter[tuple[int, ...]](), 9000
-    for first in range(0, num_samples, 300):
+    counts, num_samples = Counter[tuple[int, ...]](), 2000
+    for first in range(0, num_samples, 250):
         params = [
             SamplingParams(temperature=1, seed=seed, **options)
-            for seed in range(first, first + 300)
+            for seed in range(first, first + 250)
         ]
         pairs = _tokens([Case.of(p, drawn_chain(drafter, p, 2, 2), logits) for p in params])
         rest = [i for i, tokens in enumerate(pairs) if len(tokens) == 1]
@@ -258,7 +262,7 @@ def test_the_graph_is_small_and_in_the_dialect_of_tensorrt() -> None:
     assert lint(model) == []
 
 
-@pytest.mark.parametrize("vocab_size", [70, 49_152, 151_936])
+@pytest.mark.parametrize("vocab_size", [70, 151_936])
 def test_tensorrt_builds_it(vocab_size: int) -> None:
     try:
         library = find_library("tensorrt-rtx")
