@@ -5,10 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from specexport.training.eagle3 import Eagle3
 from specexport.training.linear_start import Columns, fit_linear, normed
 from specexport.training.loss import Learner
 from specexport.training.methods import METHODS
+from specexport.training.mtp import Mtp
 from specexport.training.packing import pack
 from specexport.training.samples import Sample
 from tests.training.test_chains import NUM_STEPS, three_texts, untaught
@@ -45,7 +48,7 @@ def test_a_linear_rule_is_found() -> None:
     samples, matrix, norm = linear_samples(noise=0.0)
     guess = fit_linear(samples, COLUMNS, read, norm)
     torch.testing.assert_close(guess.matrix, matrix, atol=2e-2, rtol=0.0)  # it is damped
-    assert guess.fit == pytest.approx(1.0, abs=1e-3)
+    assert guess.fit == pytest.approx(1.0, abs=5e-3)
 
 
 def test_the_fit_is_the_cosine_where_there_is_noise() -> None:
@@ -80,6 +83,7 @@ def test_low_rank_is_the_best_that_can_be_had() -> None:
 def test_a_new_head_says_about_what_the_guess_says(method: str, tmp_path: Path) -> None:
     checkpoint, dataset = three_texts(tmp_path)
     drafter = untaught(method, checkpoint, dataset, 90, is_random=False)
+    assert isinstance(drafter, Eagle3 | Mtp)
     columns = dataset.spec.columns(METHODS[method].taps(dataset.spec.taps))
     final = dataset.spec.columns(("norm",))
     samples = [dataset[i] for i in range(3)]
@@ -91,8 +95,8 @@ def test_a_new_head_says_about_what_the_guess_says(method: str, tmp_path: Path) 
         (logits,) = drafter(batch)
         inputs = drafter.linear_inputs(batch.states, batch.next_ids)[batch.first_rows]
         guessed = normed(inputs @ guess.matrix, 1e-6)
-        output = drafter.lm_head.weight if method == "eagle3" else drafter.lm_head
-        expected = guessed @ output.T
+        lm_head = drafter.lm_head
+        expected = guessed @ (lm_head.weight if isinstance(lm_head, nn.Linear) else lm_head).T
     found = torch.cosine_similarity(logits, expected, dim=1)
     assert float(found.median()) > 0.9
 

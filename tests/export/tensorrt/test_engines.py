@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def _wanted(precision: FloatType) -> WantedEngine:
 def _build(folder: Path, family: str, options: BuildOptions) -> Path:
     """Of widths that codes fit, and of as few layers as show every kind that the family has."""
     layers = 2 if family in DENSE_LAYER_FIRST else 1
-    sizes = {"intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": layers}
+    sizes: dict[str, Any] = {"intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": layers}
     source = write_checkpoint(folder / "checkpoint", family, **sizes)
     build(str(source), folder / "bundle", options)
     return folder / "bundle"
