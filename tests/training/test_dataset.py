@@ -393,7 +393,7 @@ def test_a_draft_model_needs_no_states(
 
 
 def test_a_data_set_for_several_methods_has_the_taps_of_all() -> None:
-    assert taps_for(["eagle3"], 30) == (1, 14, 26)
+    assert taps_for(["eagle3"], 30) == (1, 14, 26, FINAL_NORM)  # the last one to begin from
     assert taps_for(["mtp", "medusa"], 30) == (FINAL_NORM,)
     assert taps_for(["medusa", "eagle3", "draft", "mtp"], 30) == (1, 14, 26, FINAL_NORM)
 

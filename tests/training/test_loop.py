@@ -38,12 +38,16 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_head_learns_what_follows_what(cycle: Path, tmp_path: Path) -> None:
-    """By chance a draft's first token is right once in 200; it is bounded by the vocabulary."""
+    """By chance a draft's token is right once in 200; it is bounded by the vocabulary.
+
+    The linear guess that the head begins from has the first tokens, but none of the later ones.
+    """
     report = train(cycle, tmp_path / "head", options(steps=60))
-    assert report.points[0].length < 1.1
+    assert report.points[0].rates[0] > 0.5
+    assert max(report.points[0].rates[1:]) < 0.1
     assert report.acceptance_rates[0] > 0.95 * report.vocabulary_coverage
     assert min(report.acceptance_rates[1:]) > 0.8
-    assert report.points[-1].held_out_loss < 0.2 * report.points[0].held_out_loss
+    assert report.points[-1].held_out_loss < report.points[0].held_out_loss
     assert report == TrainReport.model_validate_json((tmp_path / "head" / REPORT_NAME).read_text())
 
 
@@ -59,8 +63,8 @@ def test_heads_of_other_methods_learn_it_too(
     given: dict[str, Any], cycle: Path, tmp_path: Path
 ) -> None:
     report = train(cycle, tmp_path / "head", options(steps=60, **given))
-    assert report.points[0].length < 1.1
     assert report.acceptance_length > 2
+    assert report.points[-1].held_out_loss < report.points[0].held_out_loss
 
 
 @pytest.mark.parametrize("step", [1, 5, 8, 12])
