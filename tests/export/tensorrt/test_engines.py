@@ -46,7 +46,11 @@ def _wanted(precision: FloatType) -> WantedEngine:
 def _build(folder: Path, family: str, options: BuildOptions) -> Path:
     """Of widths that codes fit, and of as few layers as show every kind that the family has."""
     layers = 2 if family in DENSE_LAYER_FIRST else 1
-    sizes: dict[str, Any] = {"intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": layers}
+    sizes: dict[str, Any] = {
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": layers,
+    }
     source = write_checkpoint(folder / "checkpoint", family, **sizes)
     build(str(source), folder / "bundle", options)
     return folder / "bundle"
