@@ -111,7 +111,7 @@ class ChainAttention(nn.Module):
         query = self.q_proj(attended).unflatten(-1, (self._heads, self._head_dim))
         query = self._rotate(self._normed(query, "q_norm"), positions)
         query = query * self._head_dim**-0.5
-        query = query.view(len(query), self._kv_heads, -1, self._head_dim)  # [C, G, g, D]
+        query = query.unflatten(1, (self._kv_heads, self._heads // self._kv_heads))  # [C, G, g, D]
         parts = []
         for rows, chains in batch.spans:
             seen = batch.first_rows[chains] - rows.start

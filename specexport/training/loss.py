@@ -39,7 +39,7 @@ class Learner(nn.Module):
         total = weight = batch.counts.new_zeros(())
         for step, logits in enumerate(self.drafter(batch)):
             here = slice(len(logits))  # the chains that come so far
-            share = len(logits) / len(batch.first_rows)
+            share = max(len(logits), 1) / max(len(batch.first_rows), 1)
             counts = batch.counts[step, here] * (STEP_DECAY**step / share)
             ids = self.draft_ids[batch.top_ids[step, here]]
             loss = distribution_loss(logits, ids, batch.top_probs[step, here])

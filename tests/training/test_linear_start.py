@@ -1,5 +1,6 @@
 """Where heads that draft step by step begin."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +127,16 @@ def test_the_share_of_long_texts_does_not_change_what_steps_weigh(tmp_path: Path
     with torch.inference_mode():
         whole, short = (learner(pack(samples, columns, NUM_STEPS, s)) for s in (1.0, 0.34))
     torch.testing.assert_close(whole, short)
+
+
+def test_a_long_text_without_an_answer_teaches_nothing(tmp_path: Path) -> None:
+    """Its answer was cut off, and it is the only one that would be unrolled."""
+    checkpoint, dataset = three_texts(tmp_path)
+    drafter = untaught("eagle3", checkpoint, dataset, 90)
+    columns = dataset.spec.columns(METHODS["eagle3"].taps(dataset.spec.taps))
+    learner = Learner(drafter, torch.from_numpy(np.arange(dataset.spec.vocab_size) % 90))
+    cut = replace(dataset[1], is_answer=torch.zeros_like(dataset[1].is_answer))
+    with torch.inference_mode():
+        expected = learner(pack([dataset[0]], columns, 1))
+        found = learner(pack([cut, dataset[0]], columns, NUM_STEPS, 0.4))
+    torch.testing.assert_close(found, expected)
