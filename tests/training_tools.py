@@ -34,10 +34,11 @@ def train(
     chosen: TrainOptions,
     *,
     resume: bool = False,
+    head: Path | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> TrainReport:
     torch.set_num_threads(1)
-    task = TrainTask(str(cycle / "target"), cycle / "data", out, chosen, "fp32", resume)
+    task = TrainTask(str(cycle / "target"), cycle / "data", out, chosen, "fp32", resume, head)
     return train_head(task, watch, lambda text: None)
 
 

@@ -11,7 +11,7 @@ from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
 from specexport.training.disk import write_whole
 from specexport.training.methods import METHODS
-from specexport.training.options import TrainOptions
+from specexport.training.options import Precision, TrainOptions
 from specexport.training.prepare import DataSource, is_one_of_several, prepare_data
 from specexport.training.report import REPORT_NAME, TrainReport, Trial
 from specexport.training.run import TrainTask, check_out, train_head
@@ -108,6 +108,18 @@ Examples:
     help="Tokens of a step, prompts included.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    default=_DEFAULTS.precision,
+    show_default=True,
+    help="Of products of matrices; bf16 is faster where the hardware multiplies it (GPUs, AMX).",
+)
+@click.option(
+    "--head",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Begin from this head, of the same method and target, instead of from the start.",
+)
+@click.option(
     "--learning-rate",
     type=click.FloatRange(0, min_open=True),
     default=_DEFAULTS.learning_rate,
@@ -168,6 +180,8 @@ def command(
     draft_steps: int,
     lm_head: str | None,
     batch_tokens: int,
+    precision: Precision,
+    head: Path | None,
     learning_rate: float,
     patience: int,
     save_every: int,
@@ -197,6 +211,7 @@ def command(
         epochs=_EPOCHS if steps is None and minutes is None and epochs is None else epochs,
         minutes=minutes,
         batch_tokens=batch_tokens,
+        precision=precision,
         learning_rate=learning_rate,
         patience=patience,
         save_every=save_every,
@@ -208,7 +223,7 @@ def command(
     if threads:
         _use_threads(threads)
     data = prepare_data(target, method, source, out, _tell)
-    task = TrainTask(target, data, out, options, float_type, resume)
+    task = TrainTask(target, data, out, options, float_type, resume, head)
     with watching(console) as watch:
         report = train_head(task, watch, _tell)
     _plot(out, report)

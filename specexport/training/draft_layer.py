@@ -122,7 +122,7 @@ class ChainAttention(nn.Module):
 
     def _normed(self, x: torch.Tensor, norm: str) -> torch.Tensor:
         module = getattr(self, norm, None)
-        return x if module is None else module(x)
+        return x if module is None else module(x.float())
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [rows, heads, D]
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]

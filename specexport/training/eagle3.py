@@ -4,6 +4,7 @@ One decoder layer in SafeAILab's layout, which SpecForge and most loaders share;
 embedding is read and not stored. `export/heads/eagle3.py` has the equations.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Eagle3(StepDrafter):
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """[N, n * H] → [N, H]; columns of different sizes would be learned at different speeds."""
         found: torch.Tensor = self.fc(states / self.scale)
-        return found
+        return found.float()
 
     def linear_inputs(self, states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Columns of like size, then the normed embedding."""
@@ -67,6 +68,17 @@ class Eagle3(StepDrafter):
         into, out_of = guess.low_rank(slice(width, None), self._config.head_dim)
         common = self._normed_embedding(torch.from_numpy(self._vocabulary.token_map)).mean(dim=0)
         self.midlayer.map_own_token(into, out_of, common)
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tokens that it could not say begin as the target says them."""
+        taken = {**tensors, "scale": self.scale}
+        if "fc.weight" in taken:
+            taken["fc.weight"] = taken["fc.weight"] * self.scale
+        if "lm_head.weight" in taken:
+            rows = taken["lm_head.weight"].float()
+            token_ids = torch.arange(len(rows)) + tensors.get("d2t", torch.tensor(0))
+            taken["lm_head.weight"] = self._vocabulary.rows(rows, token_ids, self.lm_head.weight)
+        super().take(taken)
 
     def inputs(
         self, token_ids: torch.Tensor, features: torch.Tensor

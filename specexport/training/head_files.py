@@ -3,13 +3,15 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from specexport.errors import ConfigError
 from specexport.export.manifest import FloatType
 from specexport.training.disk import write_whole
 
+CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
 _TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -19,6 +21,19 @@ class HeadFiles:
 
     tensors: dict[str, torch.Tensor]
     config: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What `write` wrote; raises `ConfigError` where it cannot be read."""
+        from safetensors.torch import load
+
+        try:
+            config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
+            return cls(load((folder / WEIGHTS_NAME).read_bytes()), config)
+        except Exception as error:  # the library has errors of its own for damaged files
+            raise ConfigError(
+                f"{folder} is no folder of a head, with {CONFIG_NAME} and {WEIGHTS_NAME}: {error}"
+            ) from None
 
     def write(self, folder: Path, float_type: FloatType) -> None:
         """Into `folder`, each file whole; integers and truth values keep their types."""
@@ -30,5 +45,5 @@ class HeadFiles:
             for name, tensor in self.tensors.items()
         }
         config = {**self.config, "torch_dtype": str(dtype).removeprefix("torch.")}
-        write_whole(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-        write_whole(folder / "model.safetensors", save(stored, metadata={"format": "pt"}))
+        write_whole(folder / CONFIG_NAME, (json.dumps(config, indent=2) + "\n").encode())
+        write_whole(folder / WEIGHTS_NAME, save(stored, metadata={"format": "pt"}))

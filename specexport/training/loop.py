@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from specexport.training.drafter import Drafter
 from specexport.training.evaluate import Acceptance, measure_acceptance
 from specexport.training.loss import Learner
-from specexport.training.options import TrainOptions
+from specexport.training.options import Precision, TrainOptions
 from specexport.training.packing import Packed
 from specexport.training.progress import Progress, SavedState
 from specexport.training.training_data import TrainingData
@@ -34,11 +34,17 @@ class Trainer:
     With several processes each takes every n-th batch; all of them look at the same texts.
     """
 
-    def __init__(self, drafter: Drafter, draft_ids: torch.Tensor, data: TrainingData) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        draft_ids: torch.Tensor,
+        data: TrainingData,
+        precision: Precision = "fp32",
+    ) -> None:
         """`draft_ids` [V] are -1 for tokens that the head cannot say."""
-        self._accelerator = Accelerator()
+        self._accelerator, self._precision = Accelerator(mixed_precision="no"), precision
         trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95))
+        optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95), fused=True)
         learner = Learner(drafter, draft_ids)
         self._learner, self._optimizer = self._accelerator.prepare(learner, optimizer)
         self.drafter, self._draft_ids, self._data = drafter, learner.draft_ids, data
@@ -100,7 +106,8 @@ class Trainer:
         rate = options.learning_rate_at(self.progress.step, self.progress.total_steps)
         for group in self._optimizer.param_groups:
             group["lr"], group["weight_decay"] = rate, options.weight_decay
-        loss = self._learner(batch.to(self._accelerator.device))
+        with self._autocast():
+            loss = self._learner(batch.to(self._accelerator.device))
         self._optimizer.zero_grad()
         self._accelerator.backward(loss)
         self._accelerator.clip_grad_norm_(self._learner.parameters(), options.max_grad_norm)
@@ -122,7 +129,13 @@ class Trainer:
 
     def _measure(self, num_tokens: float) -> Acceptance:
         batches = (batch.to(self._accelerator.device) for batch in self._data.held_out(num_tokens))
-        return measure_acceptance(self.drafter, self._draft_ids, batches)
+        with self._autocast():
+            return measure_acceptance(self.drafter, self._draft_ids, batches)
+
+    def _autocast(self) -> torch.autocast:
+        """Of our own, since accelerate holds one precision for the whole process."""
+        device, enabled = self._accelerator.device.type, self._precision == "bf16"
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=enabled)
 
     def _fit(self, options: TrainOptions) -> None:
         """The steps that the time allows, by what they took; the slowest process decides."""

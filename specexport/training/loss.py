@@ -19,8 +19,8 @@ def distribution_loss(
     others: where the target wants one of them, there is little to learn.
     """
     kept = torch.where(draft_ids >= 0, probs, 0.0)
-    chosen = logits.gather(1, draft_ids.clamp_min(0))
-    return kept.sum(1) * logits.logsumexp(1) - (kept * chosen).sum(1)
+    log_probs = logits.log_softmax(dim=1, dtype=torch.float32)
+    return -(kept * log_probs.gather(1, draft_ids.clamp_min(0))).sum(1)
 
 
 class Learner(nn.Module):

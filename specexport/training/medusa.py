@@ -6,7 +6,7 @@ frozen (`tied`), or each trains one of its own. Names and config are those of vL
 with a reduced vocabulary; `export/heads/medusa.py` has all layouts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -39,6 +39,20 @@ class Medusa(Drafter):
         states = batch.states[batch.first_rows]
         for d, block in enumerate(self.blocks):
             yield self.lm_heads[d % len(self.lm_heads)](block(states))
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tokens that it could not say begin as the target says them."""
+        taken, vocabulary = dict(tensors), self._start.vocabulary
+        own = self.state_dict()
+        for d in range(len(self.lm_heads)):
+            name = f"lm_heads.{d}.weight"
+            if self._start.is_tied:
+                taken[name] = own[name]
+            elif name in taken:
+                rows = taken[name].float()
+                token_ids = tensors.get("token_map", torch.arange(len(rows)))
+                taken[name] = vocabulary.rows(rows, token_ids, own[name])
+        super().take(taken)
 
     def files(self) -> HeadFiles:
         """Without an output matrix where it is the target's, row for row."""

@@ -64,7 +64,7 @@ class Mtp(StepDrafter):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The embedding goes first."""
         e = self.mtp.pre_fc_norm_embedding(self.embedding[token_ids])
-        x = self.mtp.fc(torch.cat([e, self.mtp.pre_fc_norm_hidden(features)], dim=-1))
+        x = self.mtp.fc(torch.cat([e, self.mtp.pre_fc_norm_hidden(features)], dim=-1)).float()
         return x, self.mtp.layer.input_layernorm(x)
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

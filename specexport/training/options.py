@@ -1,8 +1,11 @@
 """How a head is trained."""
 
 import math
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+Precision = Literal["fp32", "bf16"]
 
 
 class TrainOptions(BaseModel):
@@ -25,6 +28,8 @@ class TrainOptions(BaseModel):
     long_share: float = 0.4
     """Of a batch's texts: drafts of these are unrolled to the end, others by one step, which costs
     a quarter; each step weighs the same for it."""
+    precision: Precision = "fp32"
+    """Of products of matrices; weights, sums and the optimizer stay in fp32."""
     learning_rate: float = 3e-4
     num_warmup: int = 20
     weight_decay: float = 0.01

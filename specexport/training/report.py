@@ -42,6 +42,8 @@ class TrainReport(BaseModel):
 
     options: TrainOptions
     target: str
+    head: str | None = None
+    """The head that it began from."""
     data_sha256: str
     """Of the data set's `dataset.json`."""
     num_parameters: int

@@ -10,6 +10,8 @@ import torch
 
 from specexport.errors import ConfigError
 from specexport.export.manifest import FINAL_NORM, FloatType
+from specexport.training.drafter import Drafter
+from specexport.training.head_files import WEIGHTS_NAME, HeadFiles
 from specexport.training.head_start import HeadStart, column_scale
 from specexport.training.identity import require_same
 from specexport.training.lender import Lender, read_lender
@@ -25,6 +27,8 @@ from specexport.training.training_data import TrainingData
 from specexport.training.vocabulary import choose_vocabulary
 
 _SCALE_TEXTS = 16
+_MAY_DIFFER = {"draft_vocab_size", "truncated_vocab_size", "max_position_embeddings"}
+"""Between the config of a head and of the one that begins from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,20 @@ class TrainTask:
     float_type: FloatType = "bf16"
     """Of the tensors that are written."""
     resume: bool = False
+    head: Path | None = None
+    """The folder of a head to begin from."""
 
 
 def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> TrainReport:
     """Train to the end and write the head; what a killed run did is gone on from with `resume`."""
     check_out(task.out, resume=task.resume)
+    begin = HeadFiles.read(task.head) if task.head else None
     dataset = Dataset.open(task.data)
-    run = {**task.options.model_dump(), "data": _sha256(task.data / SPEC_NAME)}
+    run = {
+        **task.options.model_dump(),
+        "data": _sha256(task.data / SPEC_NAME),
+        "head": _sha256(task.head / WEIGHTS_NAME) if task.head else None,
+    }
     state = read_state(task.out, run) if task.resume else None
     target = read_lender(task.target)
     require_same(dataset.spec.identity, target.identity, f"The data set {task.data}")
@@ -56,9 +67,13 @@ def train_head(task: TrainTask, watch: Watch, say: Callable[[str], None]) -> Tra
     )
     torch.manual_seed(task.options.seed)
     drafter = METHODS[task.options.method].make(target, start)
-    if isinstance(drafter, StepDrafter) and state is None:
+    if state is None and begin is not None:
+        _go_on(drafter, begin)
+    elif state is None and isinstance(drafter, StepDrafter):
         _begin(drafter, dataset, data, target)
-    trainer = Trainer(drafter, torch.from_numpy(start.vocabulary.draft_ids), data)
+    trainer = Trainer(
+        drafter, torch.from_numpy(start.vocabulary.draft_ids), data, task.options.precision
+    )
     if state is not None:
         trainer.restore(state)
         say(f"Going on after step {state.progress.step}.")
@@ -125,6 +140,17 @@ def _start(
     return start, data
 
 
+def _go_on(drafter: Drafter, begin: HeadFiles) -> None:
+    """From a head that was written."""
+    for key, value in drafter.files().config.items():
+        if key not in _MAY_DIFFER and (found := begin.config.get(key)) != value:
+            raise ConfigError(
+                f"The head to begin from has {key} {found!r}, and this one {value!r}. Take one of "
+                "the same method, target and options."
+            )
+    drafter.take(begin.tensors)
+
+
 def _begin(drafter: StepDrafter, dataset: Dataset, data: TrainingData, target: Lender) -> None:
     """From the best linear guess."""
     columns = Columns(list(data.columns), dataset.spec.columns((FINAL_NORM,)))
@@ -139,6 +165,7 @@ def _report(
     return TrainReport(
         options=task.options,
         target=task.target,
+        head=None if task.head is None else str(task.head),
         data_sha256=run["data"],
         num_parameters=sum(p.numel() for p in trainer.drafter.parameters()),
         draft_vocab_size=len(start.vocabulary),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specexport.training.samples import Sample
@@ -25,6 +26,16 @@ class DraftVocabulary:
     def is_whole(self) -> bool:
         """Every token of the target is in it."""
         return len(self.token_map) == self.target_size
+
+    def rows(
+        self, given: torch.Tensor, token_ids: torch.Tensor, others: torch.Tensor
+    ) -> torch.Tensor:
+        """`others` [V_draft, H], with the rows `given` [N, H] for the target's `token_ids` [N]."""
+        places = torch.from_numpy(self.draft_ids)[token_ids]
+        known = places >= 0
+        found = others.detach().clone()
+        found[places[known]] = given[known]
+        return found
 
     @property
     def draft_ids(self) -> NDArray[np.int64]:

@@ -52,6 +52,8 @@ def test_a_head_learns_what_follows_what(cycle: Path, tmp_path: Path) -> None:
 
 
 METHOD_OPTIONS: list[dict[str, Any]] = [
+    {"method": "eagle3", "precision": "bf16"},
+    {"method": "mtp", "precision": "bf16"},
     {"method": "mtp"},
     {"method": "medusa", "tied_lm_head": False},
     {"method": "medusa", "learning_rate": 3e-2},
@@ -59,7 +61,7 @@ METHOD_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", METHOD_OPTIONS, ids=str)
-def test_heads_of_other_methods_learn_it_too(
+def test_other_methods_and_precisions_learn_it_too(
     given: dict[str, Any], cycle: Path, tmp_path: Path
 ) -> None:
     report = train(cycle, tmp_path / "head", options(steps=60, **given))
