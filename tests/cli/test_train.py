@@ -1,6 +1,7 @@
 """`specexport train` from a data set to a bundle that drafts with the head."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from specexport.training.prediction import predict
 from specexport.training.report import TrainReport
 from tests.head_bundles import MAKERS
 from tests.tiny_dataset import cycle_target, cycle_texts, write_dataset
+from tests.training_tools import V_DRAFT, Killed, kill_after, options, train
 
 
 def run(*arguments: object) -> str:
@@ -99,6 +101,39 @@ def test_prompts_become_a_head_and_a_bundle_with_one_command(cycle: Path, tmp_pa
     assert "Predicted: " in shown
     assert "the same outputs" in shown
     assert read_manifest(bundle).method.kind == "eagle3"
+
+
+def test_several_processes_make_no_data(
+    cycle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would answer the prompts into the same file."""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "Say it"}\n')
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    given = ("--data", tmp_path / "a.jsonl", "-o", tmp_path / "head")
+    arguments = [str(argument) for argument in ("train", cycle / "target", *given)]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 1
+    assert "Make it first with specexport data" in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_training_goes_on_with_the_data_that_it_was_begun_with(
+    cycle: Path, tmp_path: Path
+) -> None:
+    """Though the file of prompts has grown since."""
+    head, data, prompts = (tmp_path / name for name in ("head", "head-data", "a.jsonl"))
+    shutil.copytree(cycle / "data", data)
+    with pytest.raises(Killed):
+        train(cycle, head, options(steps=4, num_warmup=20), watch=kill_after(3))
+    prompts.write_text('{"prompt": "Something new"}\n')
+    shown = run(
+        *("train", cycle / "target", "--data", prompts, "-o", head, "--resume", "--no-measure"),
+        *("--steps", 4, "--batch-tokens", 256, "--draft-vocab", V_DRAFT, "--draft-steps", 3),
+        *("--learning-rate", 1e-2, "--save-every", 2, "--threads", 1),
+    )
+    assert "which is taken as it is" in shown
+    assert "Going on after step 2" in shown
+    assert not (data / "answers.jsonl").exists()
 
 
 def test_data_that_contradict_each_other_are_refused(cycle: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Training as a whole, on a target whose next token is known."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from specexport.export.heads.head_checkpoint import open_head
 from specexport.training.options import TrainOptions
 from specexport.training.progress import STATE_NAME
 from specexport.training.report import REPORT_NAME, TrainReport
+from tests.tiny import make_model, write_checkpoint
 from tests.tiny_dataset import cycle_target, cycle_texts, write_dataset
 from tests.training_tools import V_DRAFT, Killed, kill_after, options, train
 
@@ -67,6 +69,15 @@ def test_other_methods_and_precisions_learn_it_too(
     report = train(cycle, tmp_path / "head", options(steps=60, **given))
     assert report.acceptance_length > 2
     assert report.points[-1].held_out_loss < report.points[0].held_out_loss
+
+
+def test_bf16_takes_layers_that_norm_queries_and_keys(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "target", "qwen3")
+    texts = cycle_texts(20, length=12)
+    write_dataset(tmp_path / "data", make_model("qwen3"), texts, taps=("norm",))
+    report = train(tmp_path, tmp_path / "head", options(method="mtp", steps=3, precision="bf16"))
+    assert all(math.isfinite(point.held_out_loss) for point in report.points)
+    assert report.num_steps == 3
 
 
 @pytest.mark.parametrize("step", [1, 5, 8, 12])
